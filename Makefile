@@ -26,5 +26,17 @@ check: $(READY)
 test: $(READY)
 	$(BIN)/pytest
 
+
+# The stubs are made with old tools on purpose: they load on every protobuf from 5.29 on.
+PROTO_VENV := .cache/proto-venv
+$(PROTO_VENV)/.ready:
+	@$(PYTHON) -m venv $(PROTO_VENV)
+	@$(PROTO_VENV)/bin/python -m pip install -qq --disable-pip-version-check grpcio-tools==1.66.2 mypy-protobuf==3.7.0 'setuptools<81'
+	@touch $@
+
+proto: $(PROTO_VENV)/.ready
+	PATH="$(CURDIR)/$(PROTO_VENV)/bin:$$PATH" $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I proto \
+	  --python_out=proto --grpc_python_out=proto --mypy_out=quiet:proto --mypy_grpc_out=quiet:proto proto/kvd/v1/*.proto
+
 clean:
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
