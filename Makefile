@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 export KVD_CACHE ?= $(CURDIR)/.cache
 
-.PHONY: setup check test demo bench bench-quality proto clean
+.PHONY: setup check test demo bench bench-quality proto proto-check clean
 
 setup: $(READY)
 
@@ -22,6 +22,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/buf lint proto
 	$(BIN)/buf format --diff --exit-code proto
+	@$(MAKE) --no-print-directory proto-check
 
 test: $(READY)
 	$(BIN)/pytest
@@ -34,9 +35,17 @@ $(PROTO_VENV)/.ready:
 	@$(PROTO_VENV)/bin/python -m pip install -qq --disable-pip-version-check grpcio-tools==1.66.2 mypy-protobuf==3.7.0 'setuptools<81'
 	@touch $@
 
+PROTOC := PATH="$(CURDIR)/$(PROTO_VENV)/bin:$$PATH" $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I proto
+STUBS   = $(PROTOC) --python_out=$(1) --grpc_python_out=$(1) --mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) \
+  $(wildcard proto/kvd/v1/*.proto)
+
 proto: $(PROTO_VENV)/.ready
-	PATH="$(CURDIR)/$(PROTO_VENV)/bin:$$PATH" $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I proto \
-	  --python_out=proto --grpc_python_out=proto --mypy_out=quiet:proto --mypy_grpc_out=quiet:proto proto/kvd/v1/*.proto
+	$(call STUBS,proto)
+
+proto-check: $(PROTO_VENV)/.ready
+	@rm -rf .cache/stubs && mkdir -p .cache/stubs && $(call STUBS,.cache/stubs)
+	@for stub in .cache/stubs/kvd/v1/*; do cmp $$stub proto/kvd/v1/$$(basename $$stub) \
+	  || { echo "stubs are out of date: run make proto"; exit 1; }; done
 
 clean:
 	rm -rf $(VENV) .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache

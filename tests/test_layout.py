@@ -1,0 +1,26 @@
+"""The layout rules that no linter knows."""
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE_ROOTS = ("proto", "daemon", "client", "cuda", "docker")
+
+
+def test_no_top_level_folder_is_a_package_that_would_hide_another() -> None:
+    assert [name for name in SOURCE_ROOTS if (ROOT / name / "__init__.py").exists()] == []
+
+
+def test_no_source_file_is_longer_than_400_lines() -> None:
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [ROOT / name for name in listed.stdout.split() if "_pb2" not in name]
+    too_long = [str(file) for file in files if file.exists() and len(file.read_text().splitlines()) > 400]
+    assert too_long == []
+
+
+def test_a_client_install_needs_only_grpcio_protobuf_and_numpy() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = sorted(requirement.split(">")[0] for requirement in project["dependencies"])
+    assert names == ["grpcio", "numpy", "protobuf"]
