@@ -1,0 +1,1 @@
+"""What the demo and the quality benchmark run on: a small real model and long real prose."""
