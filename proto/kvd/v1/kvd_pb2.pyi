@@ -772,6 +772,7 @@ class LeaseState(google.protobuf.message.Message):
     POSITION_FIELD_NUMBER: builtins.int
     COMPRESSED_LENGTH_FIELD_NUMBER: builtins.int
     SEALED_BLOCKS_FIELD_NUMBER: builtins.int
+    SKIP_AFTER_FIELD_NUMBER: builtins.int
     lease_id: builtins.int
     """The lease."""
     generation: builtins.int
@@ -786,6 +787,11 @@ class LeaseState(google.protobuf.message.Message):
     """Slots whose positions are explicit in the positions plane."""
     sealed_blocks: builtins.int
     """Leading blocks that are sealed: never write to them."""
+    skip_after: builtins.int
+    """Only after Extend of a streaming lease by more tokens than its ring holds: the first
+    `skip_after` new tokens are stored, then `position` minus the request's position are not,
+    the others are, all from slot `length` on.
+    """
     @property
     def appended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockRun]:
         """Table entries after them."""
@@ -801,8 +807,9 @@ class LeaseState(google.protobuf.message.Message):
         position: builtins.int = ...,
         compressed_length: builtins.int = ...,
         sealed_blocks: builtins.int = ...,
+        skip_after: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["appended", b"appended", "compressed_length", b"compressed_length", "generation", b"generation", "kept_blocks", b"kept_blocks", "lease_id", b"lease_id", "length", b"length", "position", b"position", "sealed_blocks", b"sealed_blocks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["appended", b"appended", "compressed_length", b"compressed_length", "generation", b"generation", "kept_blocks", b"kept_blocks", "lease_id", b"lease_id", "length", b"length", "position", b"position", "sealed_blocks", b"sealed_blocks", "skip_after", b"skip_after"]) -> None: ...
 
 Global___LeaseState: typing_extensions.TypeAlias = LeaseState
 

@@ -1,0 +1,52 @@
+"""The state machine: pools, sessions, leases, blocks. Pure; see `Device`."""
+
+from .blocks import BlockCounts, BlockState
+from .device import Device
+from .free_runs import ids_of, runs_of
+from .invariants import InvariantError
+from .lease import Lease, LeaseState
+from .limits import Limits
+from .pool import Pool
+from .results import (
+    Change,
+    Compressed,
+    CompressPlan,
+    Extended,
+    Granted,
+    LeaseWish,
+    ObservePlan,
+    Progress,
+    QueryShape,
+    Reclaimed,
+    Revoked,
+    Unchanged,
+)
+from .session import Session, SessionIdentity, SessionState
+
+__all__ = [
+    "BlockCounts",
+    "BlockState",
+    "Change",
+    "CompressPlan",
+    "Compressed",
+    "Device",
+    "Extended",
+    "Granted",
+    "InvariantError",
+    "Lease",
+    "LeaseState",
+    "LeaseWish",
+    "Limits",
+    "ObservePlan",
+    "Pool",
+    "Progress",
+    "QueryShape",
+    "Reclaimed",
+    "Revoked",
+    "Session",
+    "SessionIdentity",
+    "SessionState",
+    "Unchanged",
+    "ids_of",
+    "runs_of",
+]

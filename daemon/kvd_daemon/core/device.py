@@ -1,0 +1,234 @@
+"""The state machine of one device: events in, decisions out.
+
+Pure: no I/O, no clock, no randomness; time and ids are arguments. Every method either does all it says or
+raises a KvdError and has changed nothing. What the daemon must do after a decision (zero blocks, run the
+kernel worker, tell a worker) is in the answer.
+"""
+
+import re
+from collections.abc import Sequence
+
+from kvd.errors import (
+    DeviceFullError,
+    InvalidArgumentError,
+    LimitExceededError,
+    PoolInUseError,
+    PoolMismatchError,
+    PoolNotFoundError,
+)
+from kvd.policy import Policy
+from kvd.spec import KVSpec
+
+from . import compressing, ending, granting, invariants, renewing, sealing
+from .lease import Lease
+from .limits import MAX_NAME_CHARS, Limits
+from .pool import Pool
+from .registry import Registry
+from .results import (
+    Change,
+    Compressed,
+    CompressPlan,
+    Extended,
+    Granted,
+    LeaseWish,
+    ObservePlan,
+    Progress,
+    QueryShape,
+    Reclaimed,
+    Revoked,
+    Unchanged,
+)
+from .session import Session, SessionIdentity, SessionState
+
+_POOL_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+class Device:
+    """Pools, sessions and leases of one device."""
+
+    def __init__(self, memory_bytes: int, limits: Limits | None = None) -> None:
+        self.memory_bytes = memory_bytes
+        self.limits = limits or Limits()
+        self._registry = Registry(self.limits)
+        self.pools: dict[str, Pool] = self._registry.pools
+        self.sessions: dict[str, Session] = self._registry.sessions
+        self.leases: dict[int, Lease] = self._registry.leases
+
+    @property
+    def memory_used_bytes(self) -> int:
+        """Bytes in pools. Their sidecars come on top, as far as they are written."""
+        return sum(pool.spec.pool_bytes(pool.blocks_total) for pool in self.pools.values())
+
+    def create_pool(self, name: str, spec: KVSpec, blocks: int, pool_id: str) -> tuple[Pool, bool]:
+        """A pool of `blocks` and the null block, or the one of that name; and whether it is new.
+
+        `blocks` 0 only looks the name up. Raises PoolMismatchError, PoolNotFoundError, DeviceFullError,
+        LimitExceededError, InvalidArgumentError.
+        """
+        if name in self.pools:
+            return _same_spec(self.pools[name], spec), False
+        self._check_new_pool(name, spec, blocks)
+        pool = self.pools[name] = Pool(name, pool_id, spec, blocks)
+        return pool, True
+
+    def _check_new_pool(self, name: str, spec: KVSpec, blocks: int) -> None:
+        if len(name) > MAX_NAME_CHARS or not _POOL_NAME.fullmatch(name):
+            raise InvalidArgumentError(
+                f"pool name {name[:40]!r}; 1 to {MAX_NAME_CHARS} of [A-Za-z0-9._-] needed"
+            )
+        if blocks == 0:
+            raise PoolNotFoundError(f"no pool {name!r}; say how many blocks to create it")
+        if not 0 < blocks <= self.limits.blocks_per_pool:
+            raise LimitExceededError(f"{blocks} blocks in a pool; 1 to {self.limits.blocks_per_pool} allowed")
+        if len(self.pools) >= self.limits.pools:
+            raise LimitExceededError(f"{self.limits.pools} pools are the limit; drop one")
+        wanted, free = spec.pool_bytes(blocks + 1), self.memory_bytes - self.memory_used_bytes
+        if wanted > free:
+            raise DeviceFullError(
+                f"{wanted} bytes wanted for {blocks + 1} blocks, {free} of {self.memory_bytes} left; drop a "
+                f"pool, or ask for {max(0, free // spec.block_bytes - 1)} blocks",
+                wanted_bytes=wanted,
+                free_bytes=free,
+            )
+
+    def drop_pool(self, name: str) -> Pool:
+        """Forget a pool without leases. Raises PoolNotFoundError, PoolInUseError."""
+        pool = self._registry.pool(name)
+        if pool.leases:
+            raise PoolInUseError(f"pool {name} has {len(pool.leases)} leases; release them first")
+        return self.pools.pop(name)
+
+    def open_session(self, identity: SessionIdentity, ttl_ns: int, now_ns: int) -> Session:
+        """A session that expires at `now_ns + ttl_ns` unless it is renewed. Raises LimitExceededError."""
+        assert identity.session_id not in self.sessions, "session ids are unique"
+        if len(self.sessions) >= self.limits.sessions:
+            raise LimitExceededError(f"{self.limits.sessions} sessions are the limit; close one")
+        self._registry.add_tenant(identity.tenant)
+        session = self.sessions[identity.session_id] = Session(identity, ttl_ns, now_ns, now_ns)
+        return session
+
+    def renew(self, session_id: str, progress: Sequence[Progress], now_ns: int) -> Session:
+        """It lives for another TTL, attached again if it was not, and leases stand where it says.
+
+        Late words (of a lease that is gone, busy, moved or further already) are passed over. Raises
+        SessionNotFoundError, SessionExpiredError, NotOwnerError, InvalidArgumentError.
+        """
+        session = self._registry.live_session(session_id, now_ns)
+        renewing.renew(self._registry, session, progress, now_ns)
+        return session
+
+    def detach(self, session_id: str, now_ns: int) -> Session:
+        """Its stream was lost but its process lives: leases stay until the TTL, or a renewal."""
+        session = self._registry.live_session(session_id, now_ns)
+        session.state = SessionState.DETACHED
+        return session
+
+    def close_session(self, session_id: str) -> Reclaimed:
+        """The worker's own word that it has stopped writing: everything comes back."""
+        return ending.end_session(self._registry, self._registry.known_session(session_id))
+
+    def session_gone(self, session_id: str) -> Reclaimed:
+        """Its process is proven gone: everything comes back, quarantined blocks too."""
+        return ending.end_session(self._registry, self._registry.known_session(session_id))
+
+    def expire(self, now_ns: int) -> list[Lease]:
+        """Expire what is due; answers the leases of sessions that expired now, busy ones included."""
+        return ending.expire(self._registry, now_ns)
+
+    def lease(self, session_id: str, pool: str, wishes: Sequence[LeaseWish], now_ns: int) -> Granted:
+        """New leases in one pool, all or none.
+
+        Raises SessionNotFoundError, SessionExpiredError, PoolNotFoundError, PoolExhaustedError,
+        LimitExceededError, PrefixNotFoundError, InvalidArgumentError.
+        """
+        session = self._registry.live_session(session_id, now_ns)
+        return granting.grant(self._registry, session, self._registry.pool(pool), wishes, now_ns)
+
+    def extend(self, session_id: str, items: Sequence[tuple[Progress, int]], now_ns: int) -> Extended:
+        """Room for so many more tokens behind `progress.length` in each lease, all or none.
+
+        Raises what `lease` does, the errors of a lease that is not there, not idle or not where the worker
+        thinks.
+        """
+        return granting.extend(self._registry, self._registry.live_session(session_id, now_ns), items)
+
+    def scrubbed(self, lease_ids: Sequence[int]) -> None:
+        """The `scrub` runs of the call that made or grew these leases hold zeros now."""
+        granting.scrubbed(self._registry, lease_ids)
+
+    def scrub_failed(self, lease_ids: Sequence[int]) -> None:
+        """They do not: the call that made or grew these leases is undone."""
+        granting.scrub_failed(self._registry, lease_ids)
+
+    def release(self, session_id: str, lease_ids: Sequence[int]) -> Reclaimed:
+        """End leases, also revoked, expired and lost ones; all or none. An expired session may, too.
+
+        Raises SessionNotFoundError, LeaseNotFoundError, NotOwnerError, LeaseBusyError, InvalidArgumentError.
+        """
+        return ending.release(self._registry, self._registry.known_session(session_id), lease_ids)
+
+    def release_blocks(self, session_id: str, progress: Progress, block_ids: Sequence[int]) -> Change:
+        """Give back blocks that hold no token. Raises BlockNotHeldError, BlockInUseError too."""
+        session = self._registry.live_session(session_id)
+        return sealing.release_blocks(self._registry, session, progress, block_ids)
+
+    def seal(self, session_id: str, progress: Progress, hashes: Sequence[bytes]) -> Change:
+        """Make leading full blocks immutable and findable by their hashes, from the first block on."""
+        session = self._registry.live_session(session_id)
+        return sealing.seal(self._registry, session, progress, hashes)
+
+    def begin_compress(
+        self,
+        session_id: str,
+        progress: Progress,
+        policy: Policy | None,
+        queries: QueryShape | None,
+        now_ns: int,
+    ) -> CompressPlan | Unchanged:
+        """Plan to prune a lease by `policy`, or its own. The lease is busy until finished or aborted.
+
+        Raises what `extend` does, and CompressionRefusedError.
+        """
+        session = self._registry.live_session(session_id, now_ns)
+        return compressing.begin_compress(self._registry, session, progress, policy, queries)
+
+    def finish_compress(self, lease_id: int, kept: int | Sequence[int]) -> Compressed:
+        """The job is done: `kept` tokens, or by block the kept indices into the plan's source.
+
+        Raises InvalidArgumentError, and the lease stays busy, if that is not what was planned.
+        """
+        return compressing.finish_compress(self._registry, lease_id, kept)
+
+    def begin_observe(
+        self, session_id: str, progress: Progress, queries: QueryShape, now_ns: int
+    ) -> ObservePlan:
+        """Plan to add the attention of the last tokens' queries to the lease's running scores."""
+        session = self._registry.live_session(session_id, now_ns)
+        return compressing.begin_observe(self._registry, session, progress, queries)
+
+    def finish_observe(self, lease_id: int) -> Lease:
+        """The job is done: every slot in use has a running score."""
+        return compressing.finish_observe(self._registry, lease_id)
+
+    def abort_compress(self, lease_id: int, lost: bool) -> Lease:
+        """The job (compression or observation) failed. Not lost: the lease is as it was. Lost: it is gone."""
+        return compressing.abort_compress(self._registry, lease_id, lost)
+
+    def revoke(self, lease_id: int) -> Revoked:
+        """Take a lease away. Raises LeaseNotFoundError, LeaseBusyError, or the fate it has already."""
+        return ending.revoke(self._registry, lease_id)
+
+    def check(self) -> None:
+        """Recount everything that is derived. Raises InvariantError naming what is wrong: a bug."""
+        invariants.check(self._registry, self.memory_bytes)
+
+
+def _same_spec(pool: Pool, spec: KVSpec) -> Pool:
+    fields = pool.spec.differing_fields(spec)
+    if fields:
+        differences = ", ".join(f"{name} is {mine}, not {theirs}" for name, (mine, theirs) in fields.items())
+        raise PoolMismatchError(
+            f"pool {pool.name} has another geometry: {differences}; use its spec or another name",
+            fields=",".join(fields),
+        )
+    return pool

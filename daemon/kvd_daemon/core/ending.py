@@ -1,0 +1,109 @@
+"""How leases and sessions end: released, reclaimed, expired, revoked; at once or when their job has ended.
+
+A TTL is not a fence: an expired or revoked lease's writable blocks are quarantined until its worker releases
+them or its process is proven gone. What it only shares goes back at once, since it cannot write there.
+"""
+
+from collections.abc import Sequence
+
+from kvd.errors import LeaseBusyError, LeaseNotFoundError
+
+from .blocks import BlockState
+from .lease import BlockTable, Ending, Lease, LeaseState
+from .registry import Registry, distinct, refuse_unless_active
+from .results import Reclaimed, Revoked
+from .session import Session, SessionState
+
+QUARANTINED_FATES = (LeaseState.REVOKED, LeaseState.EXPIRED)
+
+
+def release(registry: Registry, session: Session, lease_ids: Sequence[int]) -> Reclaimed:
+    """The worker's own word that it has stopped writing; all or none."""
+    registry.at_most(lease_ids, registry.limits.items_per_call, "leases")
+    distinct(lease_ids)
+    leases = [registry.owned(session, lease_id) for lease_id in lease_ids]
+    for lease in leases:
+        if lease.job is not None:
+            raise LeaseBusyError(
+                f"lease {lease.lease_id} has a job under way; release it when it has answered"
+            )
+    return Reclaimed(leases, sum(reclaim(registry, lease) for lease in leases), [])
+
+
+def end_session(registry: Registry, session: Session) -> Reclaimed:
+    """Forget the session; its leases end now, busy ones as soon as their job has ended."""
+    del registry.sessions[session.session_id]
+    leases = list(session.leases.values())
+    busy = [lease for lease in leases if lease.job is not None]
+    for lease in busy:
+        lease.ending = Ending.RECLAIM
+    idle = [lease for lease in leases if lease.job is None]
+    return Reclaimed(idle, sum(reclaim(registry, lease) for lease in idle), busy)
+
+
+def expire(registry: Registry, now_ns: int) -> list[Lease]:
+    """Sessions past their TTL expire, and so do their leases, busy ones when their job has ended."""
+    expired: list[Lease] = []
+    for session in registry.sessions.values():
+        if session.state is SessionState.EXPIRED or not session.is_over(now_ns):
+            continue
+        session.state = SessionState.EXPIRED
+        for lease in session.leases.values():
+            lease.ending = Ending.EXPIRE
+            settle(registry, lease)
+            expired.append(lease)
+    return expired
+
+
+def revoke(registry: Registry, lease_id: int) -> Revoked:
+    """Take a lease away from its worker."""
+    lease = registry.leases.get(lease_id)
+    if lease is None:
+        raise LeaseNotFoundError(f"no lease {lease_id}; list the leases", lease_id=lease_id)
+    refuse_unless_active(lease)
+    _fence(registry, lease, LeaseState.REVOKED)
+    return Revoked(lease, len(lease.blocks))
+
+
+def settle(registry: Registry, lease: Lease) -> None:
+    """Let an idle lease meet the end that waited for its job."""
+    if lease.job is not None:
+        return
+    if lease.ending is Ending.RECLAIM:
+        reclaim(registry, lease)
+    elif lease.ending is Ending.EXPIRE:
+        lease.ending = None
+        if lease.fate is not LeaseState.REVOKED:
+            _fence(registry, lease, LeaseState.EXPIRED)
+
+
+def reclaim(registry: Registry, lease: Lease) -> int:
+    """Give back all blocks of an idle lease and forget it; answers how many it held."""
+    assert lease.job is None, "a job still uses the blocks"
+    pool = registry.pool_of(lease)
+    held = len(lease.blocks)
+    source = BlockState.QUARANTINED if lease.fate in QUARANTINED_FATES else BlockState.LEASED
+    _drop(registry, lease, lease.sealed_blocks)
+    if lease.blocks:
+        pool.give_back(lease.table, source)
+    del registry.leases[lease.lease_id]
+    pool.leases.discard(lease.lease_id)
+    session = registry.sessions.get(lease.session_id)
+    if session is not None:
+        session.leases.pop(lease.lease_id)
+    return held
+
+
+def _fence(registry: Registry, lease: Lease, fate: LeaseState) -> None:
+    """Share nothing any more; quarantine what the worker may still write to."""
+    _drop(registry, lease, lease.sealed_blocks)
+    registry.pool_of(lease).quarantine(lease.table)
+    lease.fate = fate
+
+
+def _drop(registry: Registry, lease: Lease, sealed_count: int) -> None:
+    """The first `sealed_count` shared blocks leave the table."""
+    if sealed_count:
+        registry.pool_of(lease).unshare(lease.table[:sealed_count])
+        lease.blocks = BlockTable(lease.table[sealed_count:])
+        lease.sealed_blocks -= sealed_count

@@ -1,0 +1,107 @@
+"""Free blocks as maximal runs.
+
+Boundary tags (Knuth, TAOCP 1, 2.5, algorithm C): the first and the last block of every free run hold
+its length, so both neighbours of a returned run are found in O(1). Runs wait in size classes by powers
+of two, so a run that is long enough is found in O(1) too. No operation looks at the pool as a whole.
+"""
+
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+Run = tuple[int, int]
+"""First block id and number of blocks."""
+
+
+def runs_of(block_ids: IntArray) -> list[Run]:
+    """Consecutive ascending ids become one run each, in the order given."""
+    if block_ids.size == 0:
+        return []
+    breaks = np.flatnonzero(np.diff(block_ids) != 1) + 1
+    firsts = np.concatenate(([0], breaks))
+    counts = np.diff(np.concatenate((firsts, [block_ids.size])))
+    return list(zip(block_ids[firsts].tolist(), counts.tolist(), strict=True))
+
+
+def ids_of(runs: list[Run]) -> IntArray:
+    """The block ids the runs stand for, in order."""
+    if len(runs) == 1:
+        start, count = runs[0]
+        return np.arange(start, start + count, dtype=np.int32)
+    parts = [np.arange(start, start + count, dtype=np.int32) for start, count in runs]
+    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+
+class FreeRuns:
+    """The free blocks among `[first, first + count)`; at the beginning all of them."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self._tags = array("i", [0]) * (first + count + 1)  # one more: the last block has a neighbour
+        self._classes: list[dict[int, None]] = [{} for _ in range(count.bit_length())]
+        self._filled = 0  # bit k: size class k (runs of 2**k to 2**(k+1) - 1 blocks) is not empty
+        self.count = 0
+        self.give([(first, count)])
+
+    def take(self, count: int) -> list[Run]:
+        """Remove `count` blocks: one run where one is long enough, else the longest ones first."""
+        assert 0 <= count <= self.count, "the caller looks before it takes"
+        taken: list[Run] = []
+        while count:
+            start = self._pick(count)
+            length = self._tags[start]
+            used = min(length, count)
+            self._unlink(start, length)
+            if used < length:
+                self._link(start + used, length - used)
+            taken.append((start, used))
+            count -= used
+        return taken
+
+    def give(self, runs: list[Run]) -> None:
+        """Return runs; each melts with its free neighbours."""
+        tags = self._tags
+        for first, count in runs:
+            assert count > 0, "an empty run"
+            assert not tags[first], "a block returned twice"
+            assert not tags[first + count - 1], "a block returned twice"
+            start, length = first, count
+            if before := tags[first - 1]:
+                self._unlink(first - before, before)
+                start, length = first - before, length + before
+            if after := tags[first + count]:
+                self._unlink(first + count, after)
+                length += after
+            self._link(start, length)
+
+    def runs(self) -> Iterator[Run]:
+        """Every free run, in no order."""
+        for members in self._classes:
+            for start in members:
+                yield start, self._tags[start]
+
+    def _pick(self, count: int) -> int:
+        """A run of at least `count` blocks by its size class, else one of the longest class."""
+        enough = (count - 1).bit_length()
+        longer = self._filled >> enough
+        rank = enough + (longer & -longer).bit_length() - 1 if longer else self._filled.bit_length() - 1
+        start, _ = self._classes[rank].popitem()  # popitem stays O(1) whatever was removed before
+        self._classes[rank][start] = None
+        return start
+
+    def _link(self, start: int, count: int) -> None:
+        self._tags[start] = self._tags[start + count - 1] = count
+        rank = count.bit_length() - 1
+        self._classes[rank][start] = None
+        self._filled |= 1 << rank
+        self.count += count
+
+    def _unlink(self, start: int, count: int) -> None:
+        self._tags[start] = self._tags[start + count - 1] = 0
+        rank = count.bit_length() - 1
+        del self._classes[rank][start]
+        if not self._classes[rank]:
+            self._filled &= ~(1 << rank)
+        self.count -= count

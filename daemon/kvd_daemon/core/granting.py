@@ -1,0 +1,221 @@
+"""Lease and extend: blocks in, all or none.
+
+Memory that changes tenant is scrubbed first: if any block of a call holds another tenant's bytes, all
+leases of that call are busy until the engine says `scrubbed`, or `scrub_failed`, which undoes the call.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvd.errors import InvalidArgumentError, LimitExceededError
+from kvd.policy import Dense, Streaming
+
+from .blocks import BlockState
+from .ending import reclaim, settle
+from .free_runs import IntArray, Run, runs_of
+from .lease import BlockTable, Lease, Scrubbing, Standing
+from .limits import HASH_BYTES
+from .pool import Need, Pool
+from .registry import Registry, check_hashes, check_tokens, commit, distinct
+from .results import Change, Extended, Granted, LeaseWish, Progress
+from .session import Session
+from .streaming import Recycling, recycle
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A wish that was checked: its shared blocks and the number of its own ones."""
+
+    wish: LeaseWish
+    shared: IntArray
+    own_count: int
+
+
+def grant(
+    registry: Registry, session: Session, pool: Pool, wishes: Sequence[LeaseWish], now_ns: int
+) -> Granted:
+    """New leases, or an error and none."""
+    _check_lease_limits(registry, session, wishes)
+    tenant = registry.tenants[session.tenant]
+    entries = [_entry(registry, pool, tenant, wish) for wish in wishes]
+    shared = {block_id for entry in entries for block_id in entry.shared.tolist()}
+    pool.require(
+        Need(
+            ordinary=sum(entry.own_count for entry in entries if not entry.wish.scratch),
+            scratch=sum(entry.own_count for entry in entries if entry.wish.scratch),
+            woken=sum(1 for block_id in shared if pool.blocks.holders[block_id] == 0),
+        )
+    )
+    for entry in entries:  # all of them before any block is granted, or granting might evict one
+        pool.share(entry.shared)
+    fresh = [(_admit(registry, session, pool, entry, now_ns), entry) for entry in entries]
+    foreign = {lease.lease_id: _append(pool, lease, entry.own_count, tenant) for lease, entry in fresh}
+    leases = [lease for lease, _ in fresh]
+    return Granted(leases, _begin_scrub(leases, foreign, {}))
+
+
+def _check_lease_limits(registry: Registry, session: Session, wishes: Sequence[LeaseWish]) -> None:
+    registry.at_most(wishes, registry.limits.items_per_call, "leases")
+    count = len(session.leases) + len(wishes)
+    if count > registry.limits.leases_per_session:
+        raise LimitExceededError(
+            f"{count} leases in one session, {registry.limits.leases_per_session} allowed; release some",
+            limit=registry.limits.leases_per_session,
+        )
+
+
+def _entry(registry: Registry, pool: Pool, tenant: int, wish: LeaseWish) -> _Entry:
+    hashes, spec = wish.prefix_hashes, pool.spec
+    check_tokens(0, wish.tokens)
+    if wish.scratch and (hashes or not isinstance(wish.policy, Dense)):
+        raise InvalidArgumentError("a scratch lease has neither a policy nor a prefix; leave both away")
+    registry.at_most(hashes, registry.limits.hashes_per_call, "prefix hashes")
+    check_hashes(hashes, HASH_BYTES)
+    shared = np.array(pool.prefixes.find_all(tenant, hashes), np.int32)
+    if isinstance(wish.policy, Streaming):
+        if hashes:
+            raise InvalidArgumentError("a streaming lease recycles its blocks, so it can share no prefix")
+        return _Entry(wish, shared, wish.policy.capacity_blocks(spec.block_size))
+    return _Entry(wish, shared, max(0, spec.blocks_for(wish.tokens) - shared.size))
+
+
+def _admit(registry: Registry, session: Session, pool: Pool, entry: _Entry, now_ns: int) -> Lease:
+    registry.last_lease_id += 1
+    length = entry.shared.size * pool.spec.block_size
+    lease = Lease(
+        lease_id=registry.last_lease_id,
+        pool=pool.name,
+        session_id=session.session_id,
+        tenant=session.tenant,
+        policy=entry.wish.policy,
+        scratch=entry.wish.scratch,
+        block_size=pool.spec.block_size,
+        created_ns=now_ns,
+        blocks=BlockTable(entry.shared),
+        length=length,
+        position=length,
+        sealed_blocks=entry.shared.size,
+    )
+    registry.leases[lease.lease_id] = session.leases[lease.lease_id] = lease
+    pool.leases.add(lease.lease_id)
+    return lease
+
+
+def _append(pool: Pool, lease: Lease, count: int, tenant: int) -> IntArray:
+    """Answers the new blocks that hold another tenant's bytes."""
+    if count == 0:
+        return np.zeros(0, np.int32)
+    ids, foreign = pool.grant(count, tenant)
+    lease.blocks.append(ids)
+    return foreign
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """An extend item that was checked."""
+
+    lease: Lease
+    progress: Progress
+    new_blocks: int
+    recycling: Recycling
+
+
+def extend(registry: Registry, session: Session, items: Sequence[tuple[Progress, int]]) -> Extended:
+    """Room for more tokens in each lease, or an error and no change. All leases lie in one device."""
+    registry.at_most(items, registry.limits.items_per_call, "leases")
+    distinct(progress.lease_id for progress, _ in items)
+    growths = [_growth(registry, session, progress, tokens) for progress, tokens in items]
+    for pool, need in _needs(registry, growths):
+        pool.require(need)
+    tenant = registry.tenants[session.tenant]
+    before: dict[int, Standing] = {}
+    foreign: dict[int, IntArray] = {}
+    changes: list[Change] = []
+    for growth in growths:
+        lease = growth.lease
+        before[lease.lease_id] = Standing(lease.table, lease.generation, lease.length, lease.position)
+        foreign[lease.lease_id] = _append(registry.pool_of(lease), lease, growth.new_blocks, tenant)
+        changes.append(_carry_out(registry.pool_of(lease), growth))
+    return Extended(changes, _begin_scrub([growth.lease for growth in growths], foreign, before))
+
+
+def _growth(registry: Registry, session: Session, progress: Progress, tokens: int) -> _Growth:
+    lease = registry.standing(session, progress)
+    check_tokens(progress.length, tokens)
+    spec = registry.pool_of(lease).spec
+    if isinstance(lease.policy, Streaming):
+        return _Growth(lease, progress, 0, recycle(lease.policy, spec.block_size, progress.length, tokens))
+    new_blocks = max(0, spec.blocks_for(progress.length + tokens) - len(lease.blocks))
+    return _Growth(lease, progress, new_blocks, Recycling(0, progress.length, 0, 0))
+
+
+def _needs(registry: Registry, growths: list[_Growth]) -> list[tuple[Pool, Need]]:
+    needs: dict[str, Need] = {}
+    for growth in growths:
+        lease, need = growth.lease, needs.get(growth.lease.pool, Need())
+        scratch = growth.new_blocks if lease.scratch else 0
+        needs[lease.pool] = Need(need.ordinary + growth.new_blocks - scratch, need.scratch + scratch)
+    return [(registry.pools[name], need) for name, need in needs.items()]
+
+
+def _carry_out(pool: Pool, growth: _Growth) -> Change:
+    lease, recycling = growth.lease, growth.recycling
+    kept_blocks = len(lease.blocks) - growth.new_blocks
+    commit(lease, growth.progress)
+    if recycling.blocks:
+        kept_blocks = lease.sink_block_count
+        table, ring = lease.table, lease.table[kept_blocks:]
+        lease.blocks = BlockTable(np.concatenate((table[:kept_blocks], np.roll(ring, -recycling.blocks))))
+        pool.blocks.reassign(ring[: recycling.blocks])
+        lease.generation += 1
+    lease.length = recycling.length
+    lease.position += recycling.skipped
+    return Change(lease, kept_blocks, recycling.skip_after)
+
+
+def _begin_scrub(leases: list[Lease], foreign: dict[int, IntArray], before: dict[int, Standing]) -> list[Run]:
+    dirty = [ids for ids in foreign.values() if ids.size]
+    if not dirty:
+        return []
+    for lease in leases:
+        lease.job = Scrubbing(foreign[lease.lease_id], before.get(lease.lease_id))
+    return runs_of(np.sort(np.concatenate(dirty)))
+
+
+def scrubbed(registry: Registry, lease_ids: Sequence[int]) -> None:
+    """The blocks hold zeros now: the leases are free to use."""
+    for lease, job in _scrubbing(registry, lease_ids):
+        registry.pool_of(lease).blocks.cleaned(job.foreign, registry.tenants[lease.tenant])
+        lease.job = None
+        settle(registry, lease)
+
+
+def scrub_failed(registry: Registry, lease_ids: Sequence[int]) -> None:
+    """The call is undone: new leases are dropped, extended ones are as they were."""
+    for lease, job in _scrubbing(registry, lease_ids):
+        lease.job = None
+        if job.before is None:
+            reclaim(registry, lease)
+        else:
+            _undo(registry.pool_of(lease), lease, job.before)
+            settle(registry, lease)
+
+
+def _scrubbing(registry: Registry, lease_ids: Sequence[int]) -> list[tuple[Lease, Scrubbing]]:
+    found = []
+    for lease_id in lease_ids:
+        lease = registry.leases.get(lease_id)
+        assert lease is not None, f"lease {lease_id} ended while it was scrubbed"
+        assert isinstance(lease.job, Scrubbing), f"lease {lease_id} was not being scrubbed"
+        found.append((lease, lease.job))
+    return found
+
+
+def _undo(pool: Pool, lease: Lease, before: Standing) -> None:
+    added = lease.table[before.table.size :]
+    if added.size:
+        pool.give_back(added, BlockState.LEASED)
+    lease.blocks = BlockTable(before.table)
+    lease.generation, lease.length, lease.position = before.generation, before.length, before.position

@@ -1,0 +1,121 @@
+"""Everything that is derived, recounted from what it is derived from."""
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+
+from .blocks import NULL_BLOCK, BlockState
+from .lease import Compacting, Ending, Lease, LeaseState, Lending
+from .pool import Pool
+from .registry import Registry
+from .session import SessionState
+
+
+class InvariantError(AssertionError):
+    """A bug in kvd: the books do not add up."""
+
+
+def check(registry: Registry, memory_bytes: int) -> None:
+    """Raises InvariantError naming what is wrong."""
+    used = sum(pool.spec.pool_bytes(pool.blocks_total) for pool in registry.pools.values())
+    _hold(used <= memory_bytes, f"pools take {used} of {memory_bytes} bytes")
+    for lease in registry.leases.values():
+        _check_lease(registry, lease)
+    for session in registry.sessions.values():
+        for lease_id in session.leases:
+            _hold(lease_id in registry.leases, f"session {session.session_id} owns unknown lease {lease_id}")
+    for pool in registry.pools.values():
+        leases = [registry.leases[lease_id] for lease_id in pool.leases]
+        _check_states(pool, leases)
+        _check_free(pool)
+        _check_prefixes(pool)
+    listed = sum(len(pool.leases) for pool in registry.pools.values())
+    _hold(listed == len(registry.leases), "every lease is listed by its pool, once")
+
+
+def _hold(condition: bool, what: str) -> None:
+    if not condition:
+        raise InvariantError(what)
+
+
+def _check_lease(registry: Registry, lease: Lease) -> None:
+    name, session = f"lease {lease.lease_id}", registry.sessions.get(lease.session_id)
+    if session is None:
+        _hold(lease.ending is Ending.RECLAIM and lease.job is not None, f"{name} outlived its session")
+    else:
+        _hold(session.leases.get(lease.lease_id) is lease, f"{name} is not listed by its session")
+        settled = lease.fate is not LeaseState.ACTIVE or lease.job is not None
+        _hold(session.state is not SessionState.EXPIRED or settled, f"{name} outlived its session's TTL")
+    _hold(lease.ending is None or lease.job is not None, f"{name} is idle but waits to end")
+    if lease.fate in (LeaseState.ACTIVE, LeaseState.LOST):
+        _hold(lease.length <= lease.capacity, f"{name} has {lease.length} slots in use of {lease.capacity}")
+    _hold(lease.length <= lease.position, f"{name} has more slots in use than positions")
+    _hold(lease.compressed_length <= lease.length, f"{name}: more explicit positions than slots in use")
+    _hold(lease.observed_length <= lease.length, f"{name}: more running scores than slots in use")
+    _hold(lease.sealed_blocks * lease.block_size <= lease.length, f"{name}: a sealed block is not full")
+    _hold(len(set(lease.table.tolist())) == len(lease.blocks), f"{name} has a block twice")
+    if isinstance(lease.job, Lending):
+        _hold(lease.job.borrower_lease_id in registry.leases, f"{name} lends queries to nobody")
+    if lease.streams and lease.fate is LeaseState.ACTIVE:
+        wanted = lease.policy.capacity_blocks(lease.block_size)  # type: ignore[union-attr]
+        _hold(len(lease.blocks) == wanted, f"{name} streams in {len(lease.blocks)} blocks, not {wanted}")
+
+
+def _check_states(pool: Pool, leases: list[Lease]) -> None:
+    """Every block's state follows from who has it."""
+    expected = np.full(pool.blocks_total, BlockState.FREE, np.uint8)
+    expected[NULL_BLOCK] = BlockState.NULL
+    writers: Counter[int] = Counter()
+    holders = np.zeros(pool.blocks_total, np.int32)
+    for lease in leases:
+        own = _own_blocks(lease)
+        writers.update(own)
+        fenced = lease.fate in (LeaseState.REVOKED, LeaseState.EXPIRED)
+        expected[own] = BlockState.QUARANTINED if fenced else BlockState.LEASED
+        holders[lease.sealed] += 1
+    named = [block_id for block_id, _ in pool.prefixes.nodes()]
+    expected[named] = np.where(holders[named] > 0, BlockState.SEALED, BlockState.CACHED)
+    twice = [block_id for block_id, count in writers.items() if count > 1]
+    _hold(not twice, f"pool {pool.name}: blocks {twice[:5]} have two writers")
+    _hold(not any(writers[block_id] for block_id in named), f"pool {pool.name}: a sealed block has a writer")
+    _hold(bool((pool.blocks.holders == holders).all()), f"pool {pool.name}: holders do not add up")
+    wrong = np.flatnonzero(pool.blocks.state != expected)
+    _hold(wrong.size == 0, f"pool {pool.name}: blocks {wrong[:5].tolist()} are in the wrong state")
+    counted = tuple(int(np.count_nonzero(expected == state)) for state in BlockState)
+    _hold(tuple(pool.counts) == counted, f"pool {pool.name}: counts {pool.counts} are not {counted}")
+    _hold(sum(pool.counts) == pool.blocks_total, f"pool {pool.name}: blocks were lost or made")
+
+
+def _own_blocks(lease: Lease) -> list[int]:
+    own: list[int] = lease.writable.tolist()
+    if isinstance(lease.job, Compacting) and not lease.job.in_place:
+        own += lease.job.destination.tolist()
+    return own
+
+
+def _check_free(pool: Pool) -> None:
+    runs = sorted(pool.free_runs.runs())
+    listed = np.zeros(pool.blocks_total, bool)
+    for start, count in runs:
+        _hold(not listed[start : start + count].any(), f"pool {pool.name}: free runs overlap at {start}")
+        listed[start : start + count] = True
+    free = pool.blocks.state == BlockState.FREE
+    _hold(bool((listed == free).all()), f"pool {pool.name}: free runs are not the free blocks")
+    _hold(pool.free_runs.count == int(free.sum()), f"pool {pool.name}: free blocks are miscounted")
+    apart = all(start + count < after for (start, count), (after, _) in pairwise(runs))
+    _hold(apart, f"pool {pool.name}: neighbouring free runs did not melt")
+
+
+def _check_prefixes(pool: Pool) -> None:
+    """The cached blocks are those in eviction order, children before their parents."""
+    order = {block_id: rank for rank, block_id in enumerate(pool.prefixes.cached())}
+    cached = set(np.flatnonzero(pool.blocks.state == BlockState.CACHED).tolist())
+    _hold(set(order) == cached, f"pool {pool.name}: the eviction order is not of the cached blocks")
+    names = {(node.tenant, node.prefix_hash): block_id for block_id, node in pool.prefixes.nodes()}
+    for block_id, node in pool.prefixes.nodes():
+        found = pool.prefixes.find_all(node.tenant, [node.prefix_hash])
+        _hold(found == [block_id], f"pool {pool.name}: block {block_id} is not found by its name")
+        parent = names.get((node.tenant, node.parent_hash))
+        if block_id in order and parent in order:
+            _hold(order[block_id] < order[parent], f"pool {pool.name}: a parent is evicted before its child")

@@ -1,0 +1,114 @@
+"""What a compression will do: checked and decided before anything changes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvd.errors import (
+    CompressionRefusedError,
+    InvalidArgumentError,
+    LimitExceededError,
+    PoolExhaustedError,
+)
+from kvd.policy import H2O, Policy, SnapKV, Span, Streaming
+
+from .lease import Lease
+from .limits import MAX_TOKENS_PER_LEASE
+from .pool import Need, Pool
+from .registry import Registry, refuse_unless_active
+from .results import Progress, QueryShape
+from .session import Session
+
+
+@dataclass(frozen=True)
+class Target:
+    """How many tokens stay, where they go, and how many last ones are kept whatever the votes say."""
+
+    policy: Policy
+    tokens: int
+    window: int
+    by_block: bool
+    destination_blocks: int
+    in_place: bool
+
+
+def check_queries(registry: Registry, session: Session, lease: Lease, queries: QueryShape) -> None:
+    """Raises unless the queries fit the pool's heads and their scratch lease is there and idle."""
+    spec = registry.pool_of(lease).spec
+    if queries.tokens < 1:
+        raise InvalidArgumentError(f"queries of {queries.tokens} tokens; at least one is needed")
+    if queries.query_heads < 1 or queries.query_heads % spec.kv_heads:
+        raise InvalidArgumentError(
+            f"{queries.query_heads} query heads; a multiple of the pool's {spec.kv_heads} kv heads is needed"
+        )
+    if queries.scratch_lease_id is not None:
+        scratch = registry.owned(session, queries.scratch_lease_id)
+        if not scratch.scratch or scratch.pool != lease.pool:
+            raise InvalidArgumentError(f"queries lie in a scratch lease of pool {lease.pool}; take one there")
+        refuse_unless_active(scratch)
+
+
+def choose(
+    pool: Pool, lease: Lease, policy: Policy, progress: Progress, queries: QueryShape | None
+) -> Target | None:
+    """What to keep and where to put it, None when the policy would keep everything.
+
+    Raises when the policy lacks something, or the result would take more blocks than it frees.
+    """
+    tokens = policy.target_tokens(progress.length, pool.spec.block_size)
+    if tokens >= progress.length:
+        return None
+    _check_policy(lease, policy, progress, queries)
+    window = _window(policy, progress.length, queries)
+    if isinstance(policy, Span) and policy.granularity == "block":
+        return Target(policy, tokens, window, True, 0, False)
+    wanted = pool.spec.blocks_for(tokens)
+    in_place = _fits_only_in_place(pool, lease, wanted)
+    return Target(policy, tokens, window, False, wanted, in_place)
+
+
+def _check_policy(lease: Lease, policy: Policy, progress: Progress, queries: QueryShape | None) -> None:
+    if policy.needs_queries and queries is None:
+        raise InvalidArgumentError(
+            f"{policy} votes with the window's queries; pass them in a scratch lease (tokens, query_heads)"
+        )
+    if isinstance(policy, H2O) and queries is None and not lease.observed_length:
+        raise InvalidArgumentError(f"{policy} needs running scores: call Observe before, or pass queries")
+    if progress.position > MAX_TOKENS_PER_LEASE:
+        raise LimitExceededError(
+            f"position {progress.position}; explicit positions end at {MAX_TOKENS_PER_LEASE} (int32)"
+        )
+
+
+def _window(policy: Policy, length: int, queries: QueryShape | None) -> int:
+    match policy:
+        case SnapKV() | Span():
+            assert queries is not None, "checked before"
+            return min(policy.window, queries.tokens, length)
+        case H2O():
+            return min(policy.recent, length)
+        case Streaming():
+            return min(policy.window, length)
+        case _:
+            return length
+
+
+def _fits_only_in_place(pool: Pool, lease: Lease, wanted: int) -> bool:
+    """False: out of place. Shared blocks are never edited, so a sharer needs other blocks."""
+    if lease.sealed_blocks:
+        alone = int(np.count_nonzero(pool.blocks.holders[lease.sealed] == 1))
+        freed = len(lease.blocks) - lease.sealed_blocks + alone
+        if freed < wanted:
+            raise CompressionRefusedError(
+                f"lease {lease.lease_id} shares {lease.sealed_blocks} blocks: its compressed copy would take "
+                f"{wanted} blocks and free {freed}; compress later, or use span by block",
+                taken_blocks=wanted,
+                freed_blocks=freed,
+            )
+        pool.require(Need(ordinary=wanted))
+        return False
+    try:
+        pool.require(Need(ordinary=wanted))
+    except PoolExhaustedError:
+        return True
+    return False

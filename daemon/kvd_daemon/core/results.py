@@ -1,0 +1,141 @@
+"""What the core is asked with and what it answers. Plain values; the engine acts on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvd.policy import Dense, Policy
+
+from .free_runs import IntArray, Run
+from .lease import Lease
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A worker's word on how far a lease is filled: slots in use, and the next token's true position."""
+
+    lease_id: int
+    generation: int
+    length: int
+    position: int
+
+
+@dataclass(frozen=True)
+class LeaseWish:
+    """One sequence to be: room for `tokens` (a shared prefix included)."""
+
+    tokens: int
+    policy: Policy = field(default_factory=Dense)
+    prefix_hashes: Sequence[bytes] = ()
+    scratch: bool = False
+
+
+@dataclass(frozen=True)
+class QueryShape:
+    """The queries of a lease's last `tokens` tokens, in the blocks of a scratch lease.
+
+    With `scratch_lease_id` the scratch lease is busy as long as the job that reads it.
+    """
+
+    tokens: int
+    query_heads: int
+    scratch_lease_id: int | None = None
+
+
+class Change(NamedTuple):
+    """A lease whose table changed behind its first `kept_blocks` entries.
+
+    Of the tokens an extend was asked for, the first `skip_after` have slots, then
+    `lease.position - progress.position` have none, the others have slots again, from slot
+    `lease.length` on.
+    """
+
+    lease: Lease
+    kept_blocks: int
+    skip_after: int = 0
+
+
+@dataclass(frozen=True)
+class Granted:
+    """New leases in the order of the wishes. With `scrub` runs they are busy until `scrubbed`."""
+
+    leases: list[Lease]
+    scrub: list[Run]
+
+
+@dataclass(frozen=True)
+class Extended:
+    """Grown leases in the order of the items. With `scrub` runs they are busy until `scrubbed`."""
+
+    leases: list[Change]
+    scrub: list[Run]
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """The lease has no more tokens than its policy keeps."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class CompressPlan:
+    """One job for the kernel worker. The lease is busy until `finish_compress` or `abort_compress`.
+
+    `source` are the blocks in use, in table order. `destination` gets the kept tokens: other blocks, or the
+    leading ones of `source` when `in_place`, or none when `by_block` (whole blocks leave the table).
+    `window` last tokens and the policy's sinks are always kept. `scrub` runs are part of `destination`
+    and hold another tenant's bytes: zero them first.
+    """
+
+    lease: Lease
+    policy: Policy
+    source: IntArray
+    destination: IntArray
+    in_place: bool
+    by_block: bool
+    target_tokens: int
+    window: int
+    scrub: list[Run]
+
+
+@dataclass(frozen=True)
+class ObservePlan:
+    """One job for the kernel worker: add attention of the last `tokens` tokens' queries to the scores.
+
+    Slots from `observed_length` on have no score yet. Busy until `finish_observe` or `abort_compress`.
+    """
+
+    lease: Lease
+    source: IntArray
+    tokens: int
+    observed_length: int
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """What a compression did. `lease` may be gone by now if its session ended meanwhile."""
+
+    lease: Lease
+    tokens_before: int
+    tokens_kept: int
+    blocks_before: int
+    blocks_after: int
+    out_of_place: bool
+
+
+@dataclass(frozen=True)
+class Reclaimed:
+    """Leases that ended and the blocks they gave back; `deferred` ones end with their running job."""
+
+    leases: list[Lease]
+    block_count: int
+    deferred: list[Lease]
+
+
+@dataclass(frozen=True)
+class Revoked:
+    """A lease taken away, and how many of its blocks wait for the proof that nobody writes to them."""
+
+    lease: Lease
+    quarantined_count: int
