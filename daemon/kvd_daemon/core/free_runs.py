@@ -16,14 +16,30 @@ Run = tuple[int, int]
 """First block id and number of blocks."""
 
 
+FEW_BLOCKS = 32  # blocks; below this a loop over ints beats numpy's fixed cost
+
+
 def runs_of(block_ids: IntArray) -> list[Run]:
     """Consecutive ascending ids become one run each, in the order given."""
-    if block_ids.size == 0:
-        return []
+    if block_ids.size <= FEW_BLOCKS:
+        return _few_runs(block_ids.tolist())
     breaks = np.flatnonzero(np.diff(block_ids) != 1) + 1
     firsts = np.concatenate(([0], breaks))
     counts = np.diff(np.concatenate((firsts, [block_ids.size])))
     return list(zip(block_ids[firsts].tolist(), counts.tolist(), strict=True))
+
+
+def _few_runs(block_ids: list[int]) -> list[Run]:
+    runs: list[Run] = []
+    start = count = 0
+    for block_id in block_ids:
+        if count and block_id == start + count:
+            count += 1
+            continue
+        if count:
+            runs.append((start, count))
+        start, count = block_id, 1
+    return [*runs, (start, count)] if count else runs
 
 
 def ids_of(runs: list[Run]) -> IntArray:

@@ -23,6 +23,8 @@ from .results import Change, Extended, Granted, LeaseWish, Progress
 from .session import Session
 from .streaming import Recycling, recycle
 
+NO_BLOCKS = np.zeros(0, np.int32)
+
 
 @dataclass(frozen=True)
 class _Entry:
@@ -49,7 +51,8 @@ def grant(
         )
     )
     for entry in entries:  # all of them before any block is granted, or granting might evict one
-        pool.share(entry.shared)
+        if entry.shared.size:
+            pool.share(entry.shared)
     fresh = [(_admit(registry, session, pool, entry, now_ns), entry) for entry in entries]
     foreign = {lease.lease_id: _append(pool, lease, entry.own_count, tenant) for lease, entry in fresh}
     leases = [lease for lease, _ in fresh]
@@ -73,7 +76,7 @@ def _entry(registry: Registry, pool: Pool, tenant: int, wish: LeaseWish) -> _Ent
         raise InvalidArgumentError("a scratch lease has neither a policy nor a prefix; leave both away")
     registry.at_most(hashes, registry.limits.hashes_per_call, "prefix hashes")
     check_hashes(hashes, HASH_BYTES)
-    shared = np.array(pool.prefixes.find_all(tenant, hashes), np.int32)
+    shared = np.array(pool.prefixes.find_all(tenant, hashes), np.int32) if hashes else NO_BLOCKS
     if isinstance(wish.policy, Streaming):
         if hashes:
             raise InvalidArgumentError("a streaming lease recycles its blocks, so it can share no prefix")
@@ -106,7 +109,7 @@ def _admit(registry: Registry, session: Session, pool: Pool, entry: _Entry, now_
 def _append(pool: Pool, lease: Lease, count: int, tenant: int) -> IntArray:
     """Answers the new blocks that hold another tenant's bytes."""
     if count == 0:
-        return np.zeros(0, np.int32)
+        return NO_BLOCKS
     ids, foreign = pool.grant(count, tenant)
     lease.blocks.append(ids)
     return foreign

@@ -10,10 +10,12 @@ import numpy as np
 from kvd.errors import PoolExhaustedError
 from kvd.spec import KVSpec
 
-from .blocks import BlockCounts, Blocks, BlockState
+from .blocks import BlockCounts, Blocks, BlockSet, BlockState
 from .free_runs import FreeRuns, IntArray, ids_of, runs_of
 from .limits import MAX_SCRATCH_RESERVE, RESERVE_DIVISOR
 from .prefix import Node, PrefixIndex
+
+FREE, LEASED, SEALED, CACHED = BlockState.FREE, BlockState.LEASED, BlockState.SEALED, BlockState.CACHED
 
 
 @dataclass
@@ -60,7 +62,7 @@ class Pool:
     @property
     def usable(self) -> int:
         """Blocks nobody holds: free ones, and cached ones that can be evicted."""
-        return self.blocks.count(BlockState.FREE) + self.blocks.count(BlockState.CACHED)
+        return self.blocks.count(FREE) + self.blocks.count(CACHED)
 
     @property
     def blocks_reserved(self) -> int:
@@ -83,43 +85,44 @@ class Pool:
 
     def grant(self, count: int, tenant: int) -> tuple[IntArray, IntArray]:
         """FREE -> LEASED; answers the blocks, and those of them that hold another tenant's bytes."""
-        missing = count - self.blocks.count(BlockState.FREE)
+        missing = count - self.blocks.count(FREE)
         if missing > 0:
             self._evict(missing)
-        ids = ids_of(self.free_runs.take(count))
-        self.blocks.move(ids, BlockState.FREE, BlockState.LEASED)
-        self.blocks.reassign(ids)
-        return ids, self.blocks.claim(ids, tenant)
+        runs = self.free_runs.take(count)
+        taken = BlockSet.of(ids_of(runs), runs)
+        self.blocks.move(taken, FREE, LEASED)
+        self.blocks.reassign(taken.where)
+        return taken.ids, self.blocks.claim(taken, tenant)
 
     def give_back(self, ids: IntArray, source: BlockState) -> None:
-        """LEASED or QUARANTINED -> FREE."""
-        self.blocks.move(ids, source, BlockState.FREE)
-        self.free_runs.give(runs_of(np.sort(ids)))
+        """`source` (LEASED, QUARANTINED or CACHED) -> FREE."""
+        runs = runs_of(np.sort(ids))
+        self.blocks.move(BlockSet.of(ids, runs), source, FREE)
+        self.free_runs.give(runs)
 
     def quarantine(self, ids: IntArray) -> None:
         """LEASED -> QUARANTINED."""
-        self.blocks.move(ids, BlockState.LEASED, BlockState.QUARANTINED)
+        self.blocks.move(BlockSet(ids, ids), LEASED, BlockState.QUARANTINED)
 
     def share(self, ids: IntArray) -> None:
         """One more holder of sealed blocks; cached ones wake up."""
         woken = self.blocks.hold(ids)
-        self.blocks.move(woken, BlockState.CACHED, BlockState.SEALED)
+        self.blocks.move(BlockSet(woken, woken), CACHED, SEALED)
         self.prefixes.uncache(woken.tolist())
 
     def unshare(self, ids: IntArray) -> None:
         """One holder less of sealed blocks, given in sequence order; those without one are cached."""
         left = self.blocks.unhold(ids)
-        self.blocks.move(left, BlockState.SEALED, BlockState.CACHED)
+        self.blocks.move(BlockSet(left, left), SEALED, CACHED)
         self.prefixes.cache(left.tolist())
 
     def seal(self, ids: IntArray, nodes: list[Node]) -> None:
         """LEASED -> SEALED with one holder, findable by name."""
-        self.blocks.move(ids, BlockState.LEASED, BlockState.SEALED)
+        self.blocks.move(BlockSet(ids, ids), LEASED, SEALED)
         self.blocks.hold(ids)
         for block_id, node in zip(ids.tolist(), nodes, strict=True):
             self.prefixes.add(block_id, node)
 
     def _evict(self, count: int) -> None:
         ids = np.array(self.prefixes.evict(count), np.int32)
-        self.blocks.move(ids, BlockState.CACHED, BlockState.FREE)
-        self.free_runs.give(runs_of(np.sort(ids)))
+        self.give_back(ids, CACHED)
