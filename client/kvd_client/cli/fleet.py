@@ -1,0 +1,138 @@
+"""All devices of a run directory, asked at once: one that fails does not hide the others."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import grpc
+
+from kvd.errors import (
+    DeadlineExceededError,
+    DeviceUnavailableError,
+    InvalidArgumentError,
+    KvdError,
+    NotFoundError,
+)
+from kvd.v1 import kvd_pb2_grpc as rpc
+from kvd_client._endpoint import ATTACH_SOCKET, GRPC_SOCKET, Endpoint, default_run_dir
+from kvd_client._errors import DETAILS_KEY, from_rpc_error
+
+MAX_DEVICES = 64  # asked at once, a thread each; far beyond one machine's
+LEFT_BY_A_DAEMON = (GRPC_SOCKET, ATTACH_SOCKET, "lock")  # a clean stop leaves none of them
+START_HINT = "start one with: kvd --host-memory 2GiB"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Answers(Generic[T]):
+    """By device name, in order."""
+
+    by_device: dict[str, T] = field(default_factory=dict)
+    failures: dict[str, KvdError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stubs:
+    """One device's services; `timeout_s` is the deadline of every call."""
+
+    admin: "rpc.AdminServiceStub"
+    pools: "rpc.PoolServiceStub"
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The devices a command speaks to."""
+
+    endpoints: tuple[Endpoint, ...]
+    timeout_s: float
+
+    def ask(self, call: Callable[[Stubs], T]) -> Answers[T]:
+        """`call` on every device, in threads. KvdErrors are collected, nothing else is."""
+        answers = Answers[T]()
+        with ThreadPoolExecutor(max_workers=len(self.endpoints)) as threads:
+            asked = [(one.device, threads.submit(self._ask_one, one, call)) for one in self.endpoints]
+        for device, future in asked:
+            error = future.exception()
+            if isinstance(error, KvdError):
+                answers.failures[device] = error
+            else:
+                answers.by_device[device] = future.result()
+        return answers
+
+    def _ask_one(self, endpoint: Endpoint, call: Callable[[Stubs], T]) -> T:
+        with grpc.insecure_channel(endpoint.grpc_target) as channel:
+            stubs = Stubs(rpc.AdminServiceStub(channel), rpc.PoolServiceStub(channel), self.timeout_s)
+            try:
+                return call(stubs)
+            except grpc.RpcError as error:
+                raise _explained(error, endpoint, self.timeout_s) from None
+
+    def only(self, device: str) -> "Fleet":
+        return Fleet(tuple(one for one in self.endpoints if one.device == device), self.timeout_s)
+
+    def ask_holder(self, what: str, call: Callable[[Stubs], T]) -> tuple[str, T]:
+        """The one device that has `what`, and its answer.
+
+        Raises what it raised where no device has it, InvalidArgumentError where more than one has.
+        """
+        answers = self.ask(call)
+        if len(answers.by_device) > 1:
+            raise InvalidArgumentError(
+                f"{what} is on {' and '.join(answers.by_device)}; choose one with --device"
+            )
+        for device, answer in answers.by_device.items():
+            return device, answer
+        errors = list(answers.failures.values())
+        raise next((error for error in errors if not isinstance(error, NotFoundError)), errors[0])
+
+
+def _explained(error: grpc.RpcError, endpoint: Endpoint, timeout_s: float) -> KvdError:
+    """The daemon's own word, or where gRPC itself failed, an operator's way out."""
+    assert isinstance(error, grpc.Call)
+    if DETAILS_KEY in dict(error.trailing_metadata() or ()):
+        return from_rpc_error(error)
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return DeviceUnavailableError(
+            f"no daemon answers at {endpoint.directory / GRPC_SOCKET}; {START_HINT}"
+        )
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceededError(f"no answer within {timeout_s:g} s; look at its log, or raise --timeout")
+    return from_rpc_error(error)
+
+
+def find_fleet(run_dir: str | None, device: str | None, timeout_s: float) -> Fleet:
+    """The devices of `run_dir` (default: $KVD_ENDPOINT, else the default run dir), or the one named.
+
+    Raises DeviceUnavailableError if there is none.
+    """
+    base = Path(run_dir or os.environ.get("KVD_ENDPOINT") or default_run_dir()).absolute()
+    found = [base] if _holds_device(base) else _device_folders(base)
+    if not found:
+        raise DeviceUnavailableError(f"no kvd at {base}; {START_HINT}, or name its --run-dir")
+    chosen = [path for path in found if device in (None, path.name)]
+    if not chosen:
+        names = ", ".join(path.name for path in found)
+        raise InvalidArgumentError(f"no device {device!r} at {base}; there is {names}")
+    if len(chosen) > MAX_DEVICES:
+        raise InvalidArgumentError(f"{len(chosen)} devices at {base}; choose one with --device")
+    return Fleet(tuple(Endpoint(path) for path in chosen), timeout_s)
+
+
+def _holds_device(folder: Path) -> bool:
+    return any((folder / name).exists() for name in LEFT_BY_A_DAEMON)
+
+
+def _device_folders(base: Path) -> list[Path]:
+    try:
+        return sorted(path for path in base.iterdir() if path.is_dir() and _holds_device(path))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DeviceUnavailableError(
+            f"run dir {base}: {error.strerror}; run as the user who started kvd, or name another --run-dir"
+        ) from None

@@ -1,0 +1,236 @@
+"""The command line: what may be said, and which function answers it."""
+
+import sys
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from kvd.errors import InvalidArgumentError
+from kvd.policy import Keep
+from kvd.spec import DTYPE_ALIASES, DTYPE_BYTES, LAYOUTS
+from kvd_client.cli import lease_commands, plan_command, pool_commands
+from kvd_client.cli.models import BUILT_IN
+from kvd_client.cli.output import FORMATS, complain
+from kvd_client.cli.plan import POLICY_KINDS
+from kvd_client.cli.sizes import parse_bytes, parse_memory, parse_tokens
+
+DEFAULT_TIMEOUT_S = 10.0  # seconds per call; a healthy daemon needs milliseconds
+MAX_TIMEOUT_S = 86_400.0
+DEFAULT_LIMIT = 100  # rows per device of a list without --all
+DEFAULT_WATCH_S = 2.0
+MIN_WATCH_S = 0.1
+
+T = TypeVar("T")
+
+
+class Parser(ArgumentParser):
+    """Usage errors in our form: one line, then where to look."""
+
+    def error(self, message: str) -> NoReturn:
+        complain(f"{message}; see: {self.prog} --help")
+        sys.exit(2)
+
+
+def checked(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """`parse` as an argparse type: its InvalidArgumentError becomes a usage error."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except InvalidArgumentError as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) < 1 << 32:
+        raise InvalidArgumentError(f"{text!r}; a whole number from 1 on is needed")
+    return int(text)
+
+
+def _id(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 1 << 64:
+        raise InvalidArgumentError(f"{text!r}; a lease id (see: kvctl lease list) is needed")
+    return int(text)
+
+
+def _seconds(low: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            seconds = float(text.removesuffix("s"))
+        except ValueError:
+            seconds = 0.0
+        if not low <= seconds <= MAX_TIMEOUT_S:
+            raise InvalidArgumentError(f"{text!r}; seconds from {low:g} to {MAX_TIMEOUT_S:g} are needed")
+        return seconds
+
+    return parse
+
+
+def _keep(text: str) -> Keep:
+    """'0.15', '15%' or '2048' (tokens)."""
+    try:
+        amount = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        amount = 0.0
+    return Keep.of(int(amount) if amount > 1 and amount == int(amount) else amount)
+
+
+def build_parser() -> Parser:
+    """The whole command line. Every verb sets `run`, a function of (args, output) -> exit status."""
+    parser = Parser(prog="kvctl", description="See and steer the kvd daemons of this machine.")
+    parser.add_argument("--version", action="version", version=f"kvctl {_version()}")
+    _add_common(parser, suppress=False)
+    nouns = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_pool(nouns)
+    _add_lease(nouns)
+    session = _add_noun(nouns, "session", "workers' connections")
+    verb = _add_verb(session, "list", lease_commands.list_sessions, "who is connected, and what they hold")
+    _add_paging(verb)
+    _add_plan(nouns)
+    status = _add_verb(nouns, "status", pool_commands.status, "the same as: kvctl pool status")
+    _add_status_options(status)
+    return parser
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("kvd-pool")
+
+
+def _add_common(parser: ArgumentParser, suppress: bool) -> None:
+    """Before the command or after it; after it there is no default that would undo the one before."""
+    common = parser.add_argument_group("common options")
+    add = common.add_argument
+    add("-o", "--output", choices=FORMATS, default=SUPPRESS if suppress else "table", help="default: table")
+    add(
+        "--run-dir",
+        metavar="DIR",
+        default=SUPPRESS if suppress else None,
+        help="where kvd keeps its sockets (default: $KVD_ENDPOINT, $KVD_RUN_DIR, or kvd's own default)",
+    )
+    add(
+        "--device",
+        metavar="NAME",
+        default=SUPPRESS if suppress else None,
+        help="only this device, e.g. host0 (default: all)",
+    )
+    add(
+        "--timeout",
+        metavar="SECONDS",
+        type=checked(_seconds(0.001)),
+        default=SUPPRESS if suppress else DEFAULT_TIMEOUT_S,
+        help=f"per call (default: {DEFAULT_TIMEOUT_S:g})",
+    )
+
+
+def _add_noun(nouns: Any, name: str, text: str) -> Any:
+    noun = nouns.add_parser(name, help=text, description=text)
+    return noun.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+
+def _add_verb(verbs: Any, name: str, run: Callable[..., int], text: str) -> ArgumentParser:
+    verb: ArgumentParser = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    _add_common(verb, suppress=True)
+    verb.set_defaults(run=run)
+    return verb
+
+
+def _add_status_options(verb: ArgumentParser) -> None:
+    verb.add_argument("name", nargs="?", metavar="NAME", help="only the pool of this name")
+    verb.add_argument(
+        "-w",
+        "--watch",
+        nargs="?",
+        metavar="SECONDS",
+        type=checked(_seconds(MIN_WATCH_S)),
+        const=DEFAULT_WATCH_S,
+        help=f"draw it again every so often (default: {DEFAULT_WATCH_S:g} s) until Ctrl-C",
+    )
+
+
+def _add_paging(verb: ArgumentParser) -> None:
+    amount = verb.add_mutually_exclusive_group()
+    amount.add_argument("--all", action="store_true", help="all rows, however many")
+    amount.add_argument(
+        "--limit",
+        metavar="N",
+        type=checked(_count),
+        default=DEFAULT_LIMIT,
+        help=f"rows per device at most (default: {DEFAULT_LIMIT})",
+    )
+
+
+def _add_pool(nouns: Any) -> None:
+    verbs = _add_noun(nouns, "pool", "regions of device memory, one KV geometry each")
+    _add_status_options(
+        _add_verb(verbs, "status", pool_commands.status, "devices and pools: health, blocks, savings")
+    )
+    _add_verb(verbs, "list", pool_commands.list_pools, "pools with their geometry")
+    create = _add_verb(verbs, "create", pool_commands.create, "create a pool that belongs to no worker")
+    create.add_argument("name", metavar="NAME", help="1 to 128 characters of A-Z a-z 0-9 . _ -")
+    _add_geometry(create)
+    drop = _add_verb(verbs, "drop", pool_commands.drop, "remove a pool without leases")
+    drop.add_argument("name", metavar="NAME")
+
+
+def _add_geometry(create: ArgumentParser) -> None:
+    size = create.add_mutually_exclusive_group(required=True)
+    size.add_argument("--blocks", type=checked(_count), metavar="N", help="blocks that can be leased")
+    size.add_argument("--size", type=checked(parse_bytes), metavar="SIZE", help="memory, e.g. 2GiB")
+    add = create.add_argument_group("geometry").add_argument
+    add("--model", metavar="MODEL", help=f"config.json, its folder, or one of {', '.join(BUILT_IN)}")
+    add("--layers", type=checked(_count), metavar="N")
+    add("--kv-heads", type=checked(_count), metavar="N", help="on this device, under tensor parallelism")
+    add("--head-dim", type=checked(_count), metavar="N", help="elements of a key, and of a value")
+    add("--head-dim-v", type=checked(_count), metavar="N", help="elements of a value, if they differ")
+    _add_storage(add)
+    add("--layout", choices=LAYOUTS, default=LAYOUTS[0], help=f"default: {LAYOUTS[0]}")
+    add("--backend", metavar="TAG", default="generic", help="who interprets the bytes (default: generic)")
+
+
+def _add_storage(add: Callable[..., Any]) -> None:
+    names = ", ".join([*DTYPE_BYTES, *DTYPE_ALIASES])
+    add("--dtype", metavar="DTYPE", default="bfloat16", help=f"{names} (default: bfloat16)")
+    add("--block-size", type=checked(_count), metavar="TOKENS", default=16, help="default: 16")
+
+
+def _add_lease(nouns: Any) -> None:
+    verbs = _add_noun(nouns, "lease", "sequences' rights to blocks")
+    listing = _add_verb(verbs, "list", lease_commands.list_leases, "leases: who holds how much")
+    listing.add_argument("--pool", metavar="NAME", default="", help="only those of this pool")
+    _add_paging(listing)
+    showing = _add_verb(verbs, "show", lease_commands.show, "one lease with its block table")
+    showing.add_argument("lease_id", metavar="ID", type=checked(_id))
+    revoke = _add_verb(verbs, "revoke", lease_commands.revoke, "take a lease away from its worker")
+    revoke.add_argument("lease_id", metavar="ID", type=checked(_id))
+    revoke.add_argument(
+        "--cause", metavar="TEXT", default="revoked by an operator", help="told to the worker"
+    )
+
+
+def _add_plan(nouns: Any) -> None:
+    verb = _add_verb(nouns, "plan", plan_command.run, "how much memory sessions need; asks no daemon")
+    add = verb.add_argument
+    models = f"config.json, its folder, or one of {', '.join(BUILT_IN)}"
+    add("--model", required=True, metavar="MODEL", help=models)
+    add("--context", required=True, type=checked(parse_tokens), metavar="TOKENS", help="e.g. 128k")
+    add("--sessions", type=checked(_count), metavar="N", default=1, help="default: 1")
+    _add_storage(add)
+    add("--policy", choices=["all", *POLICY_KINDS], default="all", help="default: all")
+    add(
+        "--keep",
+        type=checked(_keep),
+        metavar="AMOUNT",
+        help="0.15, 15%% or 2048 tokens; for snapkv, h2o, dual, span",
+    )
+    add("--window", type=checked(_count), metavar="TOKENS", help="tokens kept last (of h2o: recent)")
+    add("--sinks", type=checked(_count), metavar="TOKENS", help="tokens kept first")
+    add(
+        "--memory",
+        type=checked(parse_memory),
+        metavar="SIZE",
+        help="for KV alone: 141GiB, or 8x80GiB to split the KV heads over 8 devices",
+    )

@@ -1,0 +1,145 @@
+"""`kvctl pool status` for people: one block of lines per device, readable without colour."""
+
+from collections.abc import Iterable, Sequence
+
+from kvd_client.cli.screen import Record, Screen, wrap
+from kvd_client.cli.sizes import show_bytes, show_percent, show_seconds
+
+PAGE_WIDTH = 100  # columns; wider lines are harder to read
+INDENT = "  "
+LEGEND_GAP = "   "
+LABEL_WIDTH = 9  # columns of a pool's left-hand words
+HEALTH_STYLE = {"serving": "green", "starting": "yellow", "draining": "yellow"}
+
+# What a block can be, in the bar's order: field, word, mark, ASCII mark, colour.
+BLOCK_STATES = (
+    ("blocks_leased", "leased", "█", "#", "blue"),
+    ("blocks_sealed", "sealed", "▓", "=", "cyan"),
+    ("blocks_cached", "cached", "▒", "-", "green"),
+    ("blocks_quarantined", "quarantined", "!", "!", "red"),
+    ("blocks_free", "free", "·", ".", "dim"),
+)
+
+
+def page(devices: Iterable[Record], pools: Sequence[Record], screen: Screen) -> list[str]:
+    """The whole page. `devices` and `pools` are the records of `-o json`."""
+    lines = list[str]()
+    for device in devices:
+        lines += [*_device_lines(device, screen), ""]
+        own = [pool for pool in pools if pool["device"] == device["device"]]
+        for pool in own:
+            lines += [*_pool_lines(pool, screen), ""]
+        if not own and device["memory_bytes"] is not None:
+            lines += [f"{INDENT}no pool yet; a worker creates one, or: kvctl pool create NAME ...", ""]
+    return lines[:-1]
+
+
+def _width(screen: Screen) -> int:
+    return min(screen.width or PAGE_WIDTH, PAGE_WIDTH)
+
+
+def _device_lines(device: Record, screen: Screen) -> list[str]:
+    health = screen.paint(device["health"], "bold", HEALTH_STYLE.get(device["health"], "red"))
+    head = f"{screen.paint(device['device'], 'bold')}  {health}"
+    if device["memory_bytes"] is None:
+        return [head, *wrap(device["health_detail"], _width(screen), INDENT)]
+    used, total = device["memory_used_bytes"], device["memory_bytes"]
+    facts = [
+        f"{show_bytes(used)} of {show_bytes(total)} in pools ({show_percent(used, total)})",
+        f"{device['sessions']} session{'s' * (device['sessions'] != 1)}",
+        f"up {show_seconds(device['uptime_seconds'] or 0)}",
+    ]
+    identity = f"{device['kind']}, pid {device['pid']}, kvd {device['version']}, epoch {device['epoch']}"
+    detail = wrap(device["health_detail"], _width(screen), INDENT) if device["health_detail"] else []
+    return [f"{head}  {', '.join(facts)}", *detail, screen.paint(INDENT + identity, "dim")]
+
+
+def _pool_lines(pool: Record, screen: Screen) -> list[str]:
+    leasable = pool["blocks_total"] - pool["blocks_null"]
+    return [
+        *_title(pool, screen),
+        f"{INDENT}{_bar(pool, screen)}",
+        *_legend(pool, leasable, screen),
+        *(f"{INDENT}{screen.paint(label.ljust(LABEL_WIDTH), 'dim')} {text}" for label, text in _facts(pool)),
+    ]
+
+
+def _title(pool: Record, screen: Screen) -> list[str]:
+    name, geometry = screen.paint(pool["name"], "bold"), _geometry(pool)
+    if len(INDENT) + len(pool["name"]) + 2 + len(geometry) <= _width(screen):
+        return [f"{INDENT}{name}  {geometry}"]
+    return [INDENT + name, *wrap(geometry, _width(screen), INDENT)]
+
+
+def _geometry(pool: Record) -> str:
+    keys, values = pool["head_dim_k"], pool["head_dim_v"]
+    dims = f"{keys}" if keys == values else f"{keys}/{values}"
+    return (
+        f"{pool['layers']} layers x {pool['kv_heads']} KV heads x {dims} {pool['dtype']}, "
+        f"{pool['block_size']}-token blocks of {show_bytes(pool['block_bytes'])}"
+    )
+
+
+def _bar(pool: Record, screen: Screen) -> str:
+    width = _width(screen) - len(INDENT) - 2
+    counts = [pool[field] for field, *_ in BLOCK_STATES]
+    parts = []
+    for (_, _, mark, ascii_mark, colour), cells in zip(BLOCK_STATES, share(counts, width), strict=True):
+        parts.append(screen.paint((mark if screen.unicode else ascii_mark) * cells, colour) if cells else "")
+    return f"[{''.join(parts)}]"
+
+
+def share(counts: Sequence[int], width: int) -> list[int]:
+    """`width` cells among `counts` by largest remainder; whatever is not zero gets a cell at least."""
+    total = sum(counts)
+    if total == 0:
+        return [0] * (len(counts) - 1) + [width]
+    least = [int(count > 0) for count in counts]
+    exact = [count * width / total for count in counts]
+    cells = [max(low, int(value)) for low, value in zip(least, exact, strict=True)]
+    while sum(cells) != width:
+        step = 1 if sum(cells) < width else -1
+        movable = [i for i, count in enumerate(counts) if count and cells[i] + step >= least[i]]
+        cells[max(movable, key=lambda i: step * (exact[i] - cells[i]))] += step
+    return cells
+
+
+def _legend(pool: Record, leasable: int, screen: Screen) -> list[str]:
+    """Under the bar, a column per state: mark and word, count, percentage of what can be leased."""
+    rows: list[list[str]] = [[], [], []]
+    for field, word, mark, ascii_mark, colour in BLOCK_STATES:
+        count, percent = f"{pool[field]:,}", show_percent(pool[field], leasable)
+        width = max(len(word) + 2, len(count), len(percent))
+        painted = screen.paint(mark if screen.unicode else ascii_mark, colour)
+        rows[0].append(" " * (width - len(word) - 2) + f"{painted} {word}")
+        rows[1].append(count.rjust(width))
+        rows[2].append(percent.rjust(width))
+    return [INDENT + LEGEND_GAP.join(row) for row in rows]
+
+
+def _facts(pool: Record) -> list[tuple[str, str]]:
+    facts = [
+        (
+            "blocks",
+            f"{pool['blocks_total'] - pool['blocks_null']:,} leasable, {show_bytes(pool['total_bytes'])}",
+        ),
+        ("leases", f"{pool['leases']:,}, {_plural(pool['sink_blocks_locked'], 'sink block')} locked"),
+        ("saved", _savings(pool)),
+    ]
+    if pool["populated_bytes"] < pool["total_bytes"]:
+        done = show_percent(pool["populated_bytes"], pool["total_bytes"])
+        facts.append(("populated", f"{done}: {show_bytes(pool['populated_bytes'])} backed by memory so far"))
+    return facts
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _savings(pool: Record) -> str:
+    if not pool["compressions"]:
+        return "nothing compressed yet"
+    return (
+        f"{show_bytes(pool['saved_bytes'])} in {_plural(pool['compressions'], 'compression')}: "
+        f"{pool['blocks_saved']:,} blocks returned, {pool['tokens_dropped']:,} tokens dropped"
+    )
