@@ -5,7 +5,7 @@ blocks, always whole ones; a policy changes how many tokens a session keeps.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kvd.errors import InvalidArgumentError
@@ -95,8 +95,8 @@ def make_policy(kind: str, keep: Keep | None, window: int | None, sinks: int | N
         raise InvalidArgumentError(f"policy {kind!r}; one of {', '.join(POLICY_KINDS)} is needed")
     chosen = POLICY_KINDS[kind]
     wanted: dict[str, Any] = {"keep": keep, "window": window, "recent": window, "sinks": sinks}
-    fields = chosen.__dataclass_fields__
-    return chosen(**{name: value for name, value in wanted.items() if value is not None and name in fields})
+    names = {field.name for field in fields(chosen)}
+    return chosen(**{name: value for name, value in wanted.items() if value is not None and name in names})
 
 
 def plan_policy(kind: str, policy: Policy, demand: Demand, memory: Memory | None) -> PolicyPlan:
