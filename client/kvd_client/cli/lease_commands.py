@@ -8,7 +8,7 @@ from kvd.v1 import kvd_pb2 as pb
 from kvd_client.cli import records
 from kvd_client.cli.fleet import Stubs, find_fleet
 from kvd_client.cli.output import Output, note
-from kvd_client.cli.screen import Screen, Table, show_cell, wrap
+from kvd_client.cli.screen import Screen, Table, labelled, show_cell
 
 PAGE_ROWS = 1000  # rows per call, the most a daemon answers
 MAX_PAGES = 10_000  # pages of one `--all`: ten million rows
@@ -128,9 +128,7 @@ def _lease_lines(record: records.Record, screen: Screen) -> list[str]:
     lines = list[str]()
     for name, value in record.items():
         text = _runs(value) if name == "table" else show_cell(name, value)
-        label = screen.paint(name.ljust(LABEL_WIDTH), "dim")
-        first, *rest = wrap(text, screen.width and screen.width - LABEL_WIDTH - 1)
-        lines += [f"{label} {first}", *(" " * (LABEL_WIDTH + 1) + more for more in rest)]
+        lines += labelled(name.ljust(LABEL_WIDTH), text, screen, screen.width)
     return lines
 
 

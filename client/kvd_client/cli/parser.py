@@ -1,8 +1,9 @@
 """The command line: what may be said, and which function answers it."""
 
 import sys
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any, NoReturn, TypeVar
 
 from kvd.errors import InvalidArgumentError
@@ -19,6 +20,13 @@ MAX_TIMEOUT_S = 86_400.0
 DEFAULT_LIMIT = 100  # rows per device of a list without --all
 DEFAULT_WATCH_S = 2.0
 MIN_WATCH_S = 0.1
+EXAMPLES = """\
+examples:
+  kvctl pool status --watch                                what is going on
+  kvctl pool create chat --model config.json --size 2GiB   memory before the workers
+  kvctl lease list --pool chat -o json                     for programs
+  kvctl plan --model llama-3-70b --context 128k --sessions 16 --memory 8x80GiB
+"""
 
 T = TypeVar("T")
 
@@ -79,9 +87,15 @@ def _keep(text: str) -> Keep:
 
 def build_parser() -> Parser:
     """The whole command line. Every verb sets `run`, a function of (args, output) -> exit status."""
-    parser = Parser(prog="kvctl", description="See and steer the kvd daemons of this machine.")
-    parser.add_argument("--version", action="version", version=f"kvctl {_version()}")
-    _add_common(parser, suppress=False)
+    parser = Parser(
+        prog="kvctl",
+        description="See and steer the kvd daemons of this machine.",
+        epilog=EXAMPLES,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"kvctl {version('kvd-pool')}")
+    _add_output(parser, suppress=False)
+    _add_daemons(parser, suppress=False)
     nouns = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_pool(nouns)
     _add_lease(nouns)
@@ -94,17 +108,15 @@ def build_parser() -> Parser:
     return parser
 
 
-def _version() -> str:
-    from importlib.metadata import version
-
-    return version("kvd-pool")
-
-
-def _add_common(parser: ArgumentParser, suppress: bool) -> None:
+def _add_output(parser: ArgumentParser, suppress: bool) -> None:
     """Before the command or after it; after it there is no default that would undo the one before."""
-    common = parser.add_argument_group("common options")
-    add = common.add_argument
-    add("-o", "--output", choices=FORMATS, default=SUPPRESS if suppress else "table", help="default: table")
+    default = SUPPRESS if suppress else "table"
+    parser.add_argument("-o", "--output", choices=FORMATS, default=default, help="default: table")
+
+
+def _add_daemons(parser: ArgumentParser, suppress: bool) -> None:
+    """Whom to ask; before or after the command, as `_add_output`."""
+    add = parser.add_argument_group("which daemons").add_argument
     add(
         "--run-dir",
         metavar="DIR",
@@ -132,8 +144,15 @@ def _add_noun(nouns: Any, name: str, text: str) -> Any:
 
 
 def _add_verb(verbs: Any, name: str, run: Callable[..., int], text: str) -> ArgumentParser:
+    """A verb that asks daemons."""
+    verb = _add_offline_verb(verbs, name, run, text)
+    _add_daemons(verb, suppress=True)
+    return verb
+
+
+def _add_offline_verb(verbs: Any, name: str, run: Callable[..., int], text: str) -> ArgumentParser:
     verb: ArgumentParser = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    _add_common(verb, suppress=True)
+    _add_output(verb, suppress=True)
     verb.set_defaults(run=run)
     return verb
 
@@ -212,7 +231,7 @@ def _add_lease(nouns: Any) -> None:
 
 
 def _add_plan(nouns: Any) -> None:
-    verb = _add_verb(nouns, "plan", plan_command.run, "how much memory sessions need; asks no daemon")
+    verb = _add_offline_verb(nouns, "plan", plan_command.run, "how much memory sessions need; asks no daemon")
     add = verb.add_argument
     models = f"config.json, its folder, or one of {', '.join(BUILT_IN)}"
     add("--model", required=True, metavar="MODEL", help=models)

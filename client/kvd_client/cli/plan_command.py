@@ -1,13 +1,12 @@
 """`kvctl plan`: how much memory sessions need, without a daemon."""
 
 from argparse import Namespace
-from typing import Any
 
 from kvd.spec import KVSpec
 from kvd_client.cli.models import ModelGeometry, load_model
 from kvd_client.cli.output import Document, Output
 from kvd_client.cli.plan import POLICY_KINDS, Demand, Memory, PolicyPlan, make_policy, plan
-from kvd_client.cli.screen import Screen, Table, wrap
+from kvd_client.cli.screen import Screen, Table, labelled, wrap
 from kvd_client.cli.sizes import show_bytes
 
 PLAN_TABLE = Table(
@@ -104,26 +103,27 @@ def _page(
 def _formula(model: ModelGeometry, demand: Demand, screen: Screen) -> list[str]:
     spec = demand.spec
     dims = f"({spec.head_dim_k} K + {spec.head_dim_v} V)"
-    product = f"{spec.layers} layers x {spec.kv_heads} KV heads x {dims} x {_bytes(spec.element_bytes)}"
-    blocks = f"{demand.session_blocks:,} blocks of {spec.block_size}"
-    rows: list[tuple[str, Any]] = [
-        ("token", f"{show_bytes(spec.token_bytes)} = {product}, {spec.dtype}"),
+    size = _plural(spec.element_bytes, "byte")
+    product = f"{spec.layers} layers x {spec.kv_heads} KV heads x {dims} x {size}"
+    blocks = f"{_plural(demand.session_blocks, 'block')} of {spec.block_size}"
+    total = show_bytes(demand.session_bytes * demand.sessions)
+    rows = [
+        ("token  ", f"{show_bytes(spec.token_bytes)} = {product}, {spec.dtype}"),
         ("session", f"{show_bytes(demand.session_bytes)} = {demand.context_tokens:,} tokens in {blocks}"),
-        (
-            "total",
-            f"{show_bytes(demand.session_bytes * demand.sessions)} for {demand.sessions:,} such sessions",
-        ),
+        ("total  ", f"{total} for {_plural(demand.sessions, 'session')}"),
     ]
-    lines = [screen.paint(model.name, "bold"), *(f"  {word:8} {text}" for word, text in rows)]
+    lines = [screen.paint(model.name, "bold")]
+    for label, text in rows:
+        lines += labelled(label, text, screen, screen.width, "  ")
     if demand.query_head_factor > 1:
         lines += ["", *wrap(_folklore(demand), screen.width)]
     for text in model.notes:
-        lines += wrap(f"note: {text}", screen.width)
+        lines += ["", *wrap(f"note: {text}", screen.width)]
     return lines
 
 
-def _bytes(count: int) -> str:
-    return f"{count} byte{'s' * (count != 1)}"
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _folklore(demand: Demand) -> str:

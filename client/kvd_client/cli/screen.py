@@ -140,3 +140,10 @@ def wrap(text: str, width: int | None, indent: str = "") -> list[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
+
+
+def labelled(label: str, text: str, screen: Screen, width: int | None, indent: str = "") -> list[str]:
+    """`label` dimmed, then `text`, its later lines below its first. `label` is padded by the caller."""
+    left = len(indent) + len(label) + 1
+    first, *rest = wrap(text, width and width - left)
+    return [f"{indent}{screen.paint(label, 'dim')} {first}", *(" " * left + more for more in rest)]

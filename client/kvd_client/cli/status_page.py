@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from kvd_client.cli.screen import Record, Screen, wrap
+from kvd_client.cli.screen import Record, Screen, labelled, wrap
 from kvd_client.cli.sizes import show_bytes, show_percent, show_seconds
 
 PAGE_WIDTH = 100  # columns; wider lines are harder to read
@@ -60,7 +60,11 @@ def _pool_lines(pool: Record, screen: Screen) -> list[str]:
         *_title(pool, screen),
         f"{INDENT}{_bar(pool, screen)}",
         *_legend(pool, leasable, screen),
-        *(f"{INDENT}{screen.paint(label.ljust(LABEL_WIDTH), 'dim')} {text}" for label, text in _facts(pool)),
+        *(
+            line
+            for label, text in _facts(pool)
+            for line in labelled(label.ljust(LABEL_WIDTH), text, screen, _width(screen), INDENT)
+        ),
     ]
 
 
@@ -140,6 +144,6 @@ def _savings(pool: Record) -> str:
     if not pool["compressions"]:
         return "nothing compressed yet"
     return (
-        f"{show_bytes(pool['saved_bytes'])} in {_plural(pool['compressions'], 'compression')}: "
-        f"{pool['blocks_saved']:,} blocks returned, {pool['tokens_dropped']:,} tokens dropped"
+        f"{show_bytes(pool['saved_bytes'])} in {_plural(pool['compressions'], 'compression')} "
+        f"({pool['blocks_saved']:,} blocks, {pool['tokens_dropped']:,} tokens dropped)"
     )

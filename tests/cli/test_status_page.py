@@ -1,0 +1,134 @@
+"""The page an operator opens first, from the messages a daemon sends."""
+
+import re
+import time
+
+from kvd.errors import DeviceUnavailableError
+from kvd.v1 import kvd_pb2 as pb
+from kvd_client.cli import records
+from kvd_client.cli.screen import Screen
+from kvd_client.cli.status_page import page
+
+SPEC = pb.KVSpec(
+    layers=30,
+    kv_heads=3,
+    head_dim_k=64,
+    head_dim_v=64,
+    dtype="bfloat16",
+    block_size=16,
+    layout="block_outermost",
+    backend="generic",
+)
+BLOCK_BYTES = 30 * 3 * 128 * 2 * 16
+POOL = pb.PoolStatus(
+    pool=pb.Pool(name="chat", spec=SPEC, blocks_total=1001, block_bytes=BLOCK_BYTES, pool_id="p1"),
+    blocks_free=600,
+    blocks_leased=250,
+    blocks_sealed=100,
+    blocks_cached=49,
+    blocks_quarantined=1,
+    sink_blocks_locked=12,
+    leases=14,
+    compressions=34,
+    blocks_saved=1024,
+    tokens_dropped=16_384,
+    populated_bytes=1001 * BLOCK_BYTES,
+    total_bytes=1001 * BLOCK_BYTES,
+)
+
+
+def status(pool: pb.PoolStatus = POOL, health: str = "serving", detail: str = "") -> pb.GetStatusResponse:
+    message = pb.GetStatusResponse(
+        device="host0",
+        device_kind="host",
+        memory_bytes=1 << 30,
+        memory_used_bytes=1 << 28,
+        health=health,
+        health_detail=detail,
+        sessions=2,
+        pools=[pool],
+        pid=4711,
+        epoch="e1",
+        version="0.1.0",
+    )
+    message.start_time.FromSeconds(int(time.time()) - 3 * 3600)
+    return message
+
+
+def shown(message: pb.GetStatusResponse, screen: Screen) -> str:
+    pools = [records.pool_status_record(message.device, pool) for pool in message.pools]
+    return "\n".join(page([records.device_record(message)], pools, screen))
+
+
+def test_the_header_says_whether_the_device_serves_and_how_full_it_is() -> None:
+    text = shown(status(), Screen())
+    assert text.startswith("host0  serving  256 MiB of 1 GiB in pools (25.0 %), 2 sessions, up 3h")
+    assert "host, pid 4711, kvd 0.1.0, epoch e1" in text
+
+
+def test_counts_and_percentages_read_without_colour() -> None:
+    legend = shown(status(), Screen()).splitlines()[5:8]
+    words, counts, percents = (re.findall(r"[\w.,]+ ?%?", line) for line in legend)
+    assert [word.strip() for word in words] == ["leased", "sealed", "cached", "quarantined", "free"]
+    assert [count.strip() for count in counts] == ["250", "100", "49", "1", "600"]
+    assert percents == ["25.0 %", "10.0 %", "4.9 %", "0.1 %", "60.0 %"]
+
+
+def test_every_state_has_a_mark_of_its_own_in_the_bar() -> None:
+    bar = shown(status(), Screen(unicode=False)).splitlines()[4].strip()
+    assert re.fullmatch(r"\[#+=+-+!\.+\]", bar)
+    assert bar.count("#") == 24  # of 96 cells
+
+
+def test_it_says_what_compression_saved_and_what_is_locked() -> None:
+    text = shown(status(), Screen())
+    assert "14, 12 sink blocks locked" in text
+    assert "360 MiB in 34 compressions (1,024 blocks, 16,384 tokens dropped)" in text
+
+
+def test_population_shows_only_while_it_lasts() -> None:
+    filling = pb.PoolStatus()
+    filling.CopyFrom(POOL)
+    filling.populated_bytes = 1001 * BLOCK_BYTES // 2
+    assert "50.0 %: 176 MiB backed by memory so far" in shown(status(filling), Screen())
+    assert "populated" not in shown(status(), Screen())
+
+
+def test_a_device_that_does_not_serve_says_why() -> None:
+    text = shown(status(health="failing", detail="pool chat: block 7 has two owners"), Screen())
+    assert text.startswith("host0  failing")
+    assert "pool chat: block 7 has two owners" in text
+
+
+def test_a_device_that_does_not_answer_has_the_same_fields_with_nothing_in_them() -> None:
+    record = records.unreachable_record("host1", DeviceUnavailableError("no daemon answers"))
+    assert record.keys() == records.device_record(status()).keys()
+    assert (record["health"], record["health_detail"], record["pid"]) == (
+        "unreachable",
+        "no daemon answers",
+        None,
+    )
+    assert page([record], [], Screen()) == ["host1  unreachable", "  no daemon answers"]
+
+
+def test_a_device_without_pools_says_how_to_make_one() -> None:
+    text = "\n".join(page([records.device_record(status())], [], Screen()))
+    assert "kvctl pool create" in text
+
+
+def test_nothing_is_wider_than_80_columns_or_than_a_page_is_read() -> None:
+    wide = [len(line) for line in shown(status(), Screen(width=80)).splitlines()]
+    assert max(wide) <= 80
+    assert max(len(line) for line in shown(status(), Screen(width=300)).splitlines()) <= 100
+
+
+def test_colour_changes_no_character() -> None:
+    plain, painted = (shown(status(), Screen(80, colour)) for colour in (False, True))
+    assert "\x1b[" in painted
+    assert re.sub("\x1b\\[[0-9;]*m", "", painted) == plain
+
+
+def test_a_pools_blocks_add_up_in_its_record() -> None:
+    record = records.pool_status_record("host0", POOL)
+    states = ("free", "leased", "sealed", "cached", "quarantined", "null")
+    assert sum(record[f"blocks_{state}"] for state in states) == record["blocks_total"]
