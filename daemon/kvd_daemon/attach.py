@@ -1,0 +1,134 @@
+"""The attach socket: who is there (SO_PEERCRED), a ticket for gRPC, and memory as descriptors.
+
+SOCK_SEQPACKET: one packet is one AttachRequest, one packet back is its AttachResponse. A peer that is slow,
+silent or talks nonsense costs nobody else anything.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from kvd.errors import InternalError, InvalidArgumentError, KvdError, NotOwnerError, PoolNotFoundError
+from kvd.v1 import attach_pb2 as pb
+from kvd_daemon.engine.engine import Engine
+from kvd_daemon.engine.peers import Peer
+from kvd_daemon.processes import peer_credentials
+
+MAX_PACKET_BYTES = 4096  # bytes; a token and a pool's name are below 200
+MAX_CONNECTIONS = 256  # at a time; beyond, the one that was silent for longest is closed
+SILENCE_S = 30.0  # seconds after which a silent connection is closed; workers ask and leave
+BACKLOG = 128  # connections not yet accepted
+LOG = logging.getLogger("kvd.attach")
+
+
+class AttachServer:
+    """Listens from construction to `close`; `run` serves."""
+
+    def __init__(self, engine: Engine, path: Path) -> None:
+        self._engine = engine
+        self._connections: dict[asyncio.Task[None], None] = {}  # the longest silent first
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._listener.bind(str(path))
+        os.chmod(path, 0o600)
+        self._listener.listen(BACKLOG)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(self._listener)
+            if len(self._connections) >= MAX_CONNECTIONS:
+                next(iter(self._connections)).cancel()
+            task = asyncio.create_task(self._serve(connection))
+            self._connections[task] = None
+            task.add_done_callback(lambda done: self._connections.pop(done, None))
+
+    def close(self) -> None:
+        self._listener.close()
+        for task in self._connections:
+            task.cancel()
+
+    async def _serve(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with connection:
+            try:
+                while packet := await asyncio.wait_for(
+                    loop.sock_recv(connection, MAX_PACKET_BYTES + 1), SILENCE_S
+                ):
+                    self._spoke()
+                    response, fds = self._answer(connection, packet)
+                    socket.send_fds(connection, [response.SerializeToString()], list(fds))
+            except (TimeoutError, OSError):
+                return  # silent, gone, or does not read what it asked for
+
+    def _spoke(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if task in self._connections:
+            del self._connections[task]
+            self._connections[task] = None
+
+    def _answer(self, connection: socket.socket, packet: bytes) -> tuple[pb.AttachResponse, Sequence[int]]:
+        self._engine.called()
+        response = pb.AttachResponse(epoch=self._engine.epoch)
+        fds: tuple[int, ...] = ()
+        try:
+            fds = self._perform(connection, packet, response)
+        except KvdError as error:
+            response.error.CopyFrom(_refusal(error))
+        except Exception as bug:  # noqa: BLE001 - the top of a loop
+            response.error.CopyFrom(_refusal(self._incident(bug)))
+        return response, fds
+
+    def _perform(
+        self, connection: socket.socket, packet: bytes, response: pb.AttachResponse
+    ) -> tuple[int, ...]:
+        request = _parsed(packet)
+        match request.WhichOneof("request"):
+            case "ticket":
+                response.ticket.ticket = self._engine.sessions.issue_ticket(Peer(connection))
+                return ()
+            case "map":
+                return self._map(connection, request.map, response.map)
+        raise InvalidArgumentError("neither `ticket` nor `map` is asked for")
+
+    def _map(
+        self, connection: socket.socket, request: pb.MapRequest, response: pb.MapResponse
+    ) -> tuple[int, ...]:
+        opened = self._engine.sessions.by_token(request.session_token)
+        if opened.peer.pid != peer_credentials(connection)[0]:
+            raise NotOwnerError("only the session's own process may map its pools; open a session there")
+        pool = self._engine.device.pools.get(request.pool)
+        if pool is None:
+            raise PoolNotFoundError(f"no pool {request.pool!r}; create it first")
+        memory = self._engine.pools.memory_of(pool)
+        response.device_kind, response.pool_id = self._engine.pools.device_kind, pool.pool_id
+        response.pool_bytes, response.sidecar_bytes = memory.pool_bytes, memory.sidecar_bytes
+        return memory.pool_fd, memory.sidecar_fd
+
+    def _incident(self, bug: Exception) -> KvdError:
+        incident = secrets.token_hex(4)
+        LOG.error("incident %s", incident, exc_info=bug)
+        self._engine.health.find(
+            f"incident {incident} at the attach socket; the daemon's log has the details"
+        )
+        return InternalError(f"a bug in kvd, incident {incident}", incident=incident)
+
+
+def _parsed(packet: bytes) -> pb.AttachRequest:
+    if len(packet) > MAX_PACKET_BYTES:
+        raise InvalidArgumentError(f"a packet of more than {MAX_PACKET_BYTES} bytes")
+    try:
+        return pb.AttachRequest.FromString(packet)
+    except DecodeError as error:
+        raise InvalidArgumentError("the packet is no kvd.v1.AttachRequest") from error
+
+
+def _refusal(error: KvdError) -> pb.AttachError:
+    return pb.AttachError(reason=error.reason, message=str(error), metadata=error.metadata)

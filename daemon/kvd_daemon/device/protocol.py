@@ -1,0 +1,31 @@
+"""What a daemon needs of the memory it hands out: the same few calls for host memory and for a GPU."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class PoolMemory:
+    """A pool's bytes and its sidecar as descriptors that other processes can map. Owned by the device."""
+
+    pool_id: str
+    pool_bytes: int
+    sidecar_bytes: int
+    pool_fd: int
+    sidecar_fd: int
+
+
+class DeviceMemory(Protocol):
+    """Memory of one device. None of its calls touches the bytes."""
+
+    kind: str
+    """"host" or "cuda"."""
+
+    def create(self, pool_id: str, pool_bytes: int, sidecar_bytes: int) -> PoolMemory:
+        """Raises DeviceFullError; then nothing was taken."""
+
+    def free(self, pool_id: str) -> None:
+        """Close the descriptors; the bytes go when the last process unmaps them."""
+
+    def close(self) -> None:
+        """Free every pool."""

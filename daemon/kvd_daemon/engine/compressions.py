@@ -1,0 +1,134 @@
+"""Compress and observe: the core plans, the kernel worker does, the core swaps."""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvd.errors import InvalidArgumentError, KernelWorkerUnavailableError, KvdError, LeaseLostError
+from kvd.policy import Policy
+from kvd.spec import DTYPE_BYTES
+from kvd_daemon.core import Compressed, CompressPlan, Device, Lease, Progress, Unchanged
+from kvd_daemon.kernel.client import KernelClient, KernelDiedError
+from kvd_daemon.kernel.messages import FloatArray
+
+from .kernel_jobs import ROPE_STYLES, GivenQueries, GivenRope, compress_job, observe_job
+from .sessions import OpenSession
+
+QUERY_DTYPES = ("float32", "float16", "bfloat16")
+LSE_BYTES = 4  # float32
+RETRY_AFTER_NS = 500_000_000  # ns; until another kernel worker is there
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a compression did; `compressed` is None if there was nothing to prune."""
+
+    lease: Lease
+    compressed: Compressed | None = None
+    kernel_ns: int = 0
+    mass_retained: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+
+
+class Compressions:
+    """A device's compressions and observations."""
+
+    def __init__(self, device: Device, kernel: KernelClient) -> None:
+        self._device = device
+        self._kernel = kernel
+
+    async def compress(
+        self,
+        opened: OpenSession,
+        progress: Progress,
+        policy: Policy | None,
+        queries: GivenQueries | None,
+        rope: GivenRope | None,
+    ) -> Outcome:
+        """Raises what Device.begin_compress does, KernelWorkerUnavailableError, LeaseLostError."""
+        self._check(progress.lease_id, queries, rope)
+        shape = None if queries is None else queries.shape
+        now_ns = time.monotonic_ns()
+        plan = self._device.begin_compress(opened.session_id, progress, policy, shape, now_ns)
+        if isinstance(plan, Unchanged):
+            return Outcome(plan.lease)
+        return await self._carry_out(plan, queries, rope)
+
+    async def _carry_out(
+        self, plan: CompressPlan, queries: GivenQueries | None, rope: GivenRope | None
+    ) -> Outcome:
+        lease_id = plan.lease.lease_id
+        try:
+            done = await self._kernel.perform(compress_job(self._device, plan, queries, rope))
+        except KernelDiedError as death:
+            lost = death.moved and plan.in_place
+            self._device.abort_compress(lease_id, lost)
+            raise _kernel_died(lease_id, lost) from death
+        except KvdError:
+            self._device.abort_compress(lease_id, lost=False)
+            raise
+        kept = done.kept_blocks.tolist() if plan.by_block else done.kept_tokens
+        compressed = self._device.finish_compress(lease_id, kept)
+        return Outcome(plan.lease, compressed, done.kernel_ns, done.mass_retained)
+
+    async def observe(self, opened: OpenSession, progress: Progress, queries: GivenQueries) -> Lease:
+        """Raises what Device.begin_observe does, KernelWorkerUnavailableError, LeaseLostError."""
+        self._check(progress.lease_id, queries, None)
+        now_ns = time.monotonic_ns()
+        plan = self._device.begin_observe(opened.session_id, progress, queries.shape, now_ns)
+        lease_id = plan.lease.lease_id
+        try:
+            await self._kernel.perform(observe_job(self._device, plan.lease, queries))
+        except KernelDiedError as death:
+            lost = (
+                death.moved and plan.observed_length > 0
+            )  # sums half added; the first ones start at 0 again
+            self._device.abort_compress(lease_id, lost)
+            raise _kernel_died(lease_id, lost) from death
+        except KvdError:
+            self._device.abort_compress(lease_id, lost=False)
+            raise
+        return self._device.finish_observe(lease_id)
+
+    def _check(self, lease_id: int, queries: GivenQueries | None, rope: GivenRope | None) -> None:
+        """Raises InvalidArgumentError for what the core cannot see: bytes, dtypes, styles."""
+        if rope is not None and (rope.style not in ROPE_STYLES or not np.isfinite(rope.inv_freq).all()):
+            raise InvalidArgumentError(
+                f"rope style {rope.style!r} with {len(rope.inv_freq)} frequencies; one of "
+                f"{', '.join(ROPE_STYLES)} and finite frequencies are needed"
+            )
+        if queries is None:
+            return
+        if queries.dtype not in QUERY_DTYPES:
+            raise InvalidArgumentError(
+                f"queries in {queries.dtype!r}; one of {', '.join(QUERY_DTYPES)} is needed"
+            )
+        if queries.scratch_lease_id == lease_id:
+            raise InvalidArgumentError("queries lie in a scratch lease, not in the lease itself")
+        scratch = self._device.leases.get(queries.scratch_lease_id)
+        if scratch is not None:  # the core says why not, if it is none
+            self._check_size(scratch, queries)
+
+    def _check_size(self, scratch: Lease, queries: GivenQueries) -> None:
+        spec = self._device.pools[scratch.pool].spec
+        row_bytes = spec.head_dim_k * DTYPE_BYTES[queries.dtype] + LSE_BYTES * queries.has_row_lse
+        wanted = spec.layers * queries.tokens * queries.query_heads * row_bytes
+        there = len(scratch.blocks) * spec.block_bytes
+        if wanted > there:
+            raise InvalidArgumentError(
+                f"queries of {wanted} bytes in a scratch lease of {there} bytes; lease "
+                f"{-(-wanted // spec.block_bytes)} blocks for them"
+            )
+
+
+def _kernel_died(lease_id: int, lost: bool) -> KvdError:
+    if lost:
+        return LeaseLostError(
+            f"a kernel worker died while it changed lease {lease_id}; release it and prefill again",
+            lease_id=lease_id,
+        )
+    return KernelWorkerUnavailableError(
+        f"the kernel worker died; lease {lease_id} is as it was, retry after 500 ms",
+        retry_after_ns=RETRY_AFTER_NS,
+        lease_id=lease_id,
+    )

@@ -1,0 +1,111 @@
+"""One device: the core with its memory, its sessions, its kernel worker, and what runs in the background."""
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from kvd_daemon.core import Device, InvariantError
+from kvd_daemon.device.protocol import DeviceMemory
+from kvd_daemon.kernel.client import KernelClient
+from kvd_daemon.kernel.link import WorkerCommand
+
+from .compressions import Compressions
+from .events import Draining
+from .health import Health
+from .leases import Leases
+from .pools import Pools
+from .sessions import Sessions
+
+EPOCH_BYTES = 8  # random id of this incarnation
+MIN_TICK_S = 0.02  # seconds between two looks at the clock for expired sessions
+TICKS_PER_TTL = 20  # an expired session is fenced within 5 % of its TTL
+MAX_TICK_S = 1.0
+IDLE_BEFORE_CHECK_S = 1.0  # without a call for this long, the invariants are checked
+CHECK_INTERVAL_S = 10.0  # at most this often
+LOG = logging.getLogger("kvd.engine")
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """What the engine is told about its device."""
+
+    name: str
+    memory_bytes: int
+    session_ttl_ns: int
+
+
+class Engine:
+    """Everything the RPC services and the attach socket need, by part."""
+
+    def __init__(self, settings: DeviceSettings, memory: DeviceMemory, worker: WorkerCommand) -> None:
+        self.settings = settings
+        self.epoch = secrets.token_hex(EPOCH_BYTES)
+        self.pid = os.getpid()
+        self.started_ns = time.time_ns()
+        self.health = Health()
+        self.device = Device(settings.memory_bytes)
+        self._kernel = KernelClient(worker, lambda: self.health.kernel(self._kernel.serving))
+        self.sessions = Sessions(self.device, settings.session_ttl_ns)
+        self.pools = Pools(self.device, memory, self._kernel)
+        self.leases = Leases(self.device, self._kernel, self.sessions, self.spawn)
+        self.compressions = Compressions(self.device, self._kernel)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._last_call_s = time.monotonic()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Run `work` to its end whoever stops waiting for it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned_ended)
+        return task
+
+    def _spawned_ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # its awaiter has it, if there still is one
+
+    def called(self) -> None:
+        """A call arrives: invariants are checked when there is time."""
+        self._last_call_s = time.monotonic()
+
+    def wall_ns(self, monotonic_ns: int) -> int:
+        """Unix time of a moment of this process."""
+        return time.time_ns() - (time.monotonic_ns() - monotonic_ns)
+
+    async def run(self) -> None:
+        """The background work, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._kernel.run())
+            group.create_task(self._expire())
+            group.create_task(self._check_when_idle())
+
+    async def _expire(self) -> None:
+        tick_s = self.settings.session_ttl_ns / 1e9 / TICKS_PER_TTL
+        while True:
+            await asyncio.sleep(min(max(tick_s, MIN_TICK_S), MAX_TICK_S))
+            self.sessions.expire()
+
+    async def _check_when_idle(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            while time.monotonic() - self._last_call_s < IDLE_BEFORE_CHECK_S:
+                await asyncio.sleep(IDLE_BEFORE_CHECK_S)
+            try:
+                self.device.check()
+            except InvariantError as error:
+                self.health.find(f"an invariant does not hold: {error}")
+
+    def drain(self) -> None:
+        """No new leases; whoever holds a stream is told."""
+        self.health.drain()
+        self.sessions.tell_all(Draining())
+
+    def close(self) -> None:
+        """Nothing stays behind."""
+        self.sessions.close()
+        self.pools.close()

@@ -1,0 +1,41 @@
+"""What a session's stream tells its worker. The stream's outbox holds these in order."""
+
+from dataclasses import dataclass
+
+from kvd.errors import KvdError
+
+
+@dataclass(frozen=True)
+class Renewed:
+    """The renewal was counted."""
+
+
+@dataclass(frozen=True)
+class Revoked:
+    """A lease was taken away."""
+
+    lease_id: int
+    cause: str
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """Others wait for blocks of a pool."""
+
+    pool: str
+    wanted_blocks: int
+
+
+@dataclass(frozen=True)
+class Draining:
+    """The daemon stops soon."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The stream's last word: with an error, or without one."""
+
+    error: KvdError | None = None
+
+
+Event = Renewed | Revoked | Pressure | Draining | Ended

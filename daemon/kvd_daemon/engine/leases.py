@@ -1,0 +1,133 @@
+"""Lease, extend, seal and release: the core decides at once; what needs zeroing answers later."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvd.errors import KernelWorkerUnavailableError, KvdError, PoolExhaustedError
+from kvd_daemon.core import Change, Device, Lease, LeaseWish, Progress, runs_of
+from kvd_daemon.core.lease import Scrubbing
+from kvd_daemon.kernel.client import KernelClient, KernelDiedError
+from kvd_daemon.kernel.messages import Scrub
+
+from .events import Pressure, Revoked
+from .sessions import OpenSession, Sessions
+
+RETRY_EXHAUSTED_NS = 40_000_000  # ns; a few decode steps, in which sequences end and blocks come back
+PRESSURE_INTERVAL_NS = 1_000_000_000  # ns between two pressure events of a pool; workers need time to react
+SCRUB_ATTEMPTS = 3  # kernel workers that may die over one scrub before the call is undone
+
+
+@dataclass(frozen=True)
+class Decided:
+    """Leases as they are now. They may be answered when `ready` is done, at once if it is None."""
+
+    changes: list[Change]
+    ready: "asyncio.Task[None] | None" = None
+
+
+class Leases:
+    """A device's leases. `spawn` starts a task that lives as long as it takes."""
+
+    def __init__(
+        self,
+        device: Device,
+        kernel: KernelClient,
+        sessions: Sessions,
+        spawn: "Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]",
+    ) -> None:
+        self._device = device
+        self._kernel = kernel
+        self._sessions = sessions
+        self._spawn = spawn
+        self._pressed_ns: dict[str, int] = {}
+
+    def lease(self, opened: OpenSession, pool: str, wishes: Sequence[LeaseWish]) -> Decided:
+        """Raises what Device.lease does."""
+        now_ns = time.monotonic_ns()
+        try:
+            granted = self._device.lease(opened.session_id, pool, wishes, now_ns)
+        except PoolExhaustedError as error:
+            raise self._exhausted(error, now_ns) from error
+        changes = [Change(lease, 0) for lease in granted.leases]
+        return self._decided(changes, bool(granted.scrub))
+
+    def extend(self, opened: OpenSession, items: Sequence[tuple[Progress, int]]) -> Decided:
+        """Raises what Device.extend does."""
+        now_ns = time.monotonic_ns()
+        try:
+            extended = self._device.extend(opened.session_id, items, now_ns)
+        except PoolExhaustedError as error:
+            raise self._exhausted(error, now_ns) from error
+        return self._decided(extended.leases, bool(extended.scrub))
+
+    def seal(self, opened: OpenSession, progress: Progress, hashes: Sequence[bytes]) -> Change:
+        """Raises what Device.seal does."""
+        return self._device.seal(opened.session_id, progress, hashes)
+
+    def release_blocks(self, opened: OpenSession, progress: Progress, block_ids: Sequence[int]) -> Change:
+        """Raises what Device.release_blocks does."""
+        return self._device.release_blocks(opened.session_id, progress, block_ids)
+
+    def release(self, opened: OpenSession, lease_ids: Sequence[int]) -> None:
+        """Raises what Device.release does."""
+        self._device.release(opened.session_id, lease_ids)
+
+    def revoke(self, lease_id: int, cause: str) -> int:
+        """Take a lease away and tell its worker; answers the number of quarantined blocks."""
+        revoked = self._device.revoke(lease_id)
+        self._sessions.tell(revoked.lease.session_id, Revoked(lease_id, cause))
+        return revoked.quarantined_count
+
+    def _decided(self, changes: list[Change], scrub: bool) -> Decided:
+        if not scrub:
+            return Decided(changes)
+        return Decided(changes, self._spawn(self._scrub([change.lease for change in changes])))
+
+    async def _scrub(self, leases: list[Lease]) -> None:
+        """Zero what held another tenant's bytes, or undo the call."""
+        lease_ids = [lease.lease_id for lease in leases]
+        try:
+            for lease in leases:
+                await self._scrub_lease(lease)
+        except KvdError:
+            self._device.scrub_failed(lease_ids)
+            raise
+        self._device.scrubbed(lease_ids)
+
+    async def _scrub_lease(self, lease: Lease) -> None:
+        assert isinstance(lease.job, Scrubbing), "every lease of the call is busy until scrubbed"
+        if not lease.job.foreign.size:
+            return
+        runs = np.array(runs_of(np.sort(lease.job.foreign)), np.int32)
+        job = Scrub(self._device.pools[lease.pool].pool_id, runs)
+        for _ in range(SCRUB_ATTEMPTS):
+            try:
+                await self._kernel.perform(job)
+                return
+            except KernelDiedError:
+                continue  # zeroing again does no harm
+        raise KernelWorkerUnavailableError("kernel workers died while blocks were zeroed; nothing was leased")
+
+    def _exhausted(self, error: PoolExhaustedError, now_ns: int) -> PoolExhaustedError:
+        """The same with a time to retry; and whoever holds blocks of the pool is asked for some."""
+        details = dict(error.metadata)
+        pool, wanted, free = details["pool"], int(details["wanted_blocks"]), int(details["free_blocks"])
+        if now_ns - self._pressed_ns.get(pool, -PRESSURE_INTERVAL_NS) >= PRESSURE_INTERVAL_NS:
+            self._pressed_ns[pool] = now_ns
+            self._press(pool, wanted - free)
+        return PoolExhaustedError(
+            f"{wanted} blocks wanted in pool {pool}, {free} free; release a lease, compress one, or retry "
+            f"after {RETRY_EXHAUSTED_NS // 1_000_000} ms",
+            retry_after_ns=RETRY_EXHAUSTED_NS,
+            **details,
+        )
+
+    def _press(self, pool: str, wanted_blocks: int) -> None:
+        for opened in self._sessions:
+            if any(lease.pool == pool for lease in opened.session.leases.values()):
+                opened.outbox.put(Pressure(pool, wanted_blocks))

@@ -1,0 +1,90 @@
+"""Pools with their memory: created, mapped by the kernel worker, populated, dropped."""
+
+import asyncio
+import logging
+import secrets
+from dataclasses import asdict
+
+from kvd.errors import KernelWorkerUnavailableError, KvdError
+from kvd.spec import KVSpec
+from kvd_daemon.core import Device, Pool
+from kvd_daemon.device.protocol import DeviceMemory, PoolMemory
+from kvd_daemon.kernel.client import KernelClient, KernelDiedError, Priority
+from kvd_daemon.kernel.messages import MapPool, Populate
+
+POOL_ID_BYTES = 8  # unique among the pools of one daemon's life
+POPULATE_CHUNK_BYTES = 32 << 20  # bytes; some 10 ms of zeroing between two jobs that somebody waits for
+RETRY_POPULATE_S = 0.5  # after a kernel worker died with a chunk
+LOG = logging.getLogger("kvd.pools")
+
+
+class Pools:
+    """A device's pools."""
+
+    def __init__(self, device: Device, memory: DeviceMemory, kernel: KernelClient) -> None:
+        self._device = device
+        self._memory = memory
+        self._kernel = kernel
+        self._memories: dict[str, PoolMemory] = {}
+        self._populated_bytes: dict[str, int] = {}
+        self._populating: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def device_kind(self) -> str:
+        return self._memory.kind
+
+    def create(self, name: str, spec: KVSpec, blocks: int) -> tuple[Pool, bool]:
+        """The pool, and whether it is new. Raises what Device.create_pool does; then nothing was taken."""
+        pool_id = secrets.token_hex(POOL_ID_BYTES)
+        pool, created = self._device.create_pool(name, spec, blocks, pool_id)
+        if created:
+            try:
+                self._back(pool)
+            except KvdError:
+                self._device.drop_pool(name)
+                raise
+        return pool, created
+
+    def _back(self, pool: Pool) -> None:
+        spec, total = pool.spec, pool.blocks_total
+        memory = self._memory.create(pool.pool_id, spec.pool_bytes(total), spec.sidecar_bytes(total))
+        self._memories[pool.name] = memory
+        self._populated_bytes[pool.name] = 0
+        self._kernel.map_pool(MapPool(pool.pool_id, asdict(spec), total), (memory.pool_fd, memory.sidecar_fd))
+        self._populating[pool.name] = asyncio.create_task(self._populate(pool.name, memory))
+        LOG.info("pool %s: %d blocks, %d bytes", pool.name, total, memory.pool_bytes)
+
+    def drop(self, name: str) -> None:
+        """Raises PoolNotFoundError, PoolInUseError."""
+        pool = self._device.drop_pool(name)
+        self._populating.pop(name).cancel()
+        del self._memories[name], self._populated_bytes[name]
+        self._kernel.unmap_pool(pool.pool_id)
+        self._memory.free(pool.pool_id)
+        LOG.info("pool %s is dropped", name)
+
+    def memory_of(self, pool: Pool) -> PoolMemory:
+        return self._memories[pool.name]
+
+    def populated_bytes(self, pool: Pool) -> int:
+        """Bytes known to be backed by memory already."""
+        return self._populated_bytes[pool.name]
+
+    async def _populate(self, name: str, memory: PoolMemory) -> None:
+        """Have pages before workers touch them: a page fault in a decode step costs more than the step."""
+        offset = 0
+        while offset < memory.pool_bytes:
+            byte_count = min(POPULATE_CHUNK_BYTES, memory.pool_bytes - offset)
+            try:
+                await self._kernel.perform(Populate(memory.pool_id, offset, byte_count), Priority.POPULATE)
+            except (KernelDiedError, KernelWorkerUnavailableError) as error:
+                LOG.warning("pool %s: populating stops for a moment: %s", name, error)
+                await asyncio.sleep(RETRY_POPULATE_S)
+                continue
+            offset += byte_count
+            self._populated_bytes[name] = offset
+
+    def close(self) -> None:
+        for task in self._populating.values():
+            task.cancel()
+        self._memory.close()

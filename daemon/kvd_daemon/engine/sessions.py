@@ -1,0 +1,191 @@
+"""Sessions by their secret token, their streams, and how they end: closed, gone, or expired."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvd.errors import (
+    InvalidArgumentError,
+    KvdError,
+    NotOwnerError,
+    SessionExpiredError,
+    SessionNotFoundError,
+)
+from kvd_daemon.core import Device, Progress, Session, SessionIdentity, SessionState
+
+from .events import Ended, Event, Renewed
+from .peers import Peer
+from .replies import Replies
+from .tickets import Tickets
+
+TOKEN_BYTES = 32  # 256 bits
+SESSION_ID_BYTES = 6  # for people; unique enough for 4,096 sessions, and checked
+MAX_CLIENT_NAME_CHARS = 256  # characters; it is shown in lists
+MAX_OUTBOX_EVENTS = 1024  # per stream; a worker that reads none of them is cut off
+LOG = logging.getLogger("kvd.sessions")
+
+
+class Outbox:
+    """Events on their way to one stream."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+
+    def put(self, event: Event) -> None:
+        """A worker that does not read is cut off instead of filling memory."""
+        if self._events.qsize() < MAX_OUTBOX_EVENTS:
+            self._events.put_nowait(event)
+        elif self._events.qsize() == MAX_OUTBOX_EVENTS:
+            self._events.put_nowait(Ended())
+
+    async def get(self) -> Event:
+        return await self._events.get()
+
+
+@dataclass(eq=False)
+class OpenSession:
+    """A session with its secret, its process, its stream and its replies."""
+
+    token: bytes
+    session: Session
+    peer: Peer
+    outbox: Outbox
+    replies: Replies[Any] = field(default_factory=Replies)
+
+    @property
+    def session_id(self) -> str:
+        return self.session.session_id
+
+
+class Sessions:
+    """All of a device's sessions."""
+
+    def __init__(self, device: Device, ttl_ns: int) -> None:
+        self._device = device
+        self._ttl_ns = ttl_ns
+        self._by_token: dict[bytes, OpenSession] = {}
+        self._tickets = Tickets()
+
+    def __iter__(self) -> Iterator[OpenSession]:
+        return iter(self._by_token.values())
+
+    def issue_ticket(self, peer: Peer) -> bytes:
+        return self._tickets.issue(peer, time.monotonic_ns())
+
+    def open(self, ticket: bytes, client_name: str, resume_token: bytes) -> tuple[OpenSession, bool]:
+        """A new session of the ticket's process, or its old one; and whether it was resumed.
+
+        Raises TicketInvalidError, SessionNotFoundError, SessionExpiredError, LimitExceededError.
+        """
+        if len(client_name) > MAX_CLIENT_NAME_CHARS:
+            raise InvalidArgumentError(
+                f"client_name of {len(client_name)} characters; {MAX_CLIENT_NAME_CHARS} allowed"
+            )
+        peer = self._tickets.redeem(ticket, time.monotonic_ns())
+        try:
+            if resume_token:
+                resumed = self._resume(resume_token, peer)
+                peer.close()
+                return resumed, True
+            return self._open(peer, client_name), False
+        except KvdError:
+            peer.close()
+            raise
+
+    def _open(self, peer: Peer, client_name: str) -> OpenSession:
+        session_id = secrets.token_hex(SESSION_ID_BYTES)
+        identity = SessionIdentity(session_id, peer.tenant, peer.pid, peer.uid, client_name)
+        session = self._device.open_session(identity, self._ttl_ns, time.monotonic_ns())
+        opened = OpenSession(secrets.token_bytes(TOKEN_BYTES), session, peer, Outbox())
+        self._by_token[opened.token] = opened
+        peer.watch(lambda: self._process_gone(opened))
+        LOG.info("session %s of pid %d (%s) opens", session_id, peer.pid, client_name)
+        return opened
+
+    def _resume(self, token: bytes, peer: Peer) -> OpenSession:
+        opened = self.by_token(token)
+        if opened.peer.pid != peer.pid:
+            raise NotOwnerError("only the session's own process may resume it; open a new session")
+        self._device.renew(opened.session_id, (), time.monotonic_ns())
+        opened.outbox.put(Ended())
+        opened.outbox = Outbox()
+        return opened
+
+    def by_token(self, token: bytes) -> OpenSession:
+        """Raises SessionNotFoundError."""
+        try:
+            return self._by_token[token]
+        except KeyError:
+            raise SessionNotFoundError("unknown session token; open a new session") from None
+
+    def renew(self, opened: OpenSession, progress: Sequence[Progress]) -> None:
+        """Raises what Device.renew does."""
+        self._device.renew(opened.session_id, progress, time.monotonic_ns())
+        opened.outbox.put(Renewed())
+
+    def stream_lost(self, opened: OpenSession, outbox: Outbox) -> None:
+        """Its leases stay until the TTL; unless another stream has taken over, or it is over anyway."""
+        if self._by_token.get(opened.token) is not opened or opened.outbox is not outbox:
+            return
+        if opened.session.is_over(time.monotonic_ns()):
+            return
+        self._device.detach(opened.session_id, time.monotonic_ns())
+        LOG.info("session %s lost its stream", opened.session_id)
+
+    def close_session(self, opened: OpenSession) -> None:
+        """The worker's own word that it has stopped writing."""
+        if self._by_token.get(opened.token) is opened:
+            reclaimed = self._device.close_session(opened.session_id)
+            LOG.info("session %s closes: %d blocks back", opened.session_id, reclaimed.block_count)
+            self._forget(opened, None)
+
+    def _process_gone(self, opened: OpenSession) -> None:
+        reclaimed = self._device.session_gone(opened.session_id)
+        LOG.info(
+            "pid %d of session %s is gone: %d blocks back",
+            opened.peer.pid,
+            opened.session_id,
+            reclaimed.block_count,
+        )
+        self._forget(opened, SessionNotFoundError("the session's process is gone"))
+
+    def _forget(self, opened: OpenSession, error: KvdError | None) -> None:
+        del self._by_token[opened.token]
+        opened.peer.close()
+        opened.outbox.put(Ended(error))
+
+    def expire(self) -> None:
+        """Fence what was not renewed in time, and tell the streams."""
+        now_ns = time.monotonic_ns()
+        self._tickets.expire(now_ns)
+        due = [
+            opened
+            for opened in self
+            if opened.session.state is not SessionState.EXPIRED and opened.session.is_over(now_ns)
+        ]
+        for lease in self._device.expire(now_ns):
+            LOG.warning("lease %d of session %s expired", lease.lease_id, lease.session_id)
+        for opened in due:
+            opened.outbox.put(
+                Ended(SessionExpiredError("the session was not renewed in time; open a new one"))
+            )
+
+    def tell_all(self, event: Event) -> None:
+        for opened in self:
+            opened.outbox.put(event)
+
+    def tell(self, session_id: str, event: Event) -> None:
+        """Nobody, if it is gone."""
+        for opened in self:
+            if opened.session_id == session_id:
+                opened.outbox.put(event)
+
+    def close(self) -> None:
+        """The daemon ends: streams end, pidfds close."""
+        for opened in list(self):
+            self._forget(opened, None)
+        self._tickets.close()

@@ -1,0 +1,51 @@
+"""Tickets tie a gRPC session to the process that the attach socket saw."""
+
+import secrets
+from collections import OrderedDict
+
+from kvd.errors import LimitExceededError, TicketInvalidError
+
+from .peers import Peer
+
+TICKET_BYTES = 32  # 256 bits; nobody guesses one
+TICKET_TTL_NS = 10_000_000_000  # ns; a worker redeems it in its next call
+MAX_TICKETS = 1024  # open at a time; each holds a pidfd
+
+
+class Tickets:
+    """Each may be redeemed once, soon."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[bytes, tuple[Peer, int]] = OrderedDict()
+
+    def issue(self, peer: Peer, now_ns: int) -> bytes:
+        """A new ticket, which owns `peer` from now on. Raises LimitExceededError."""
+        self.expire(now_ns)
+        if len(self._open) >= MAX_TICKETS:
+            raise LimitExceededError(f"{MAX_TICKETS} tickets are open; redeem them, or wait 10 s")
+        ticket = secrets.token_bytes(TICKET_BYTES)
+        self._open[ticket] = peer, now_ns + TICKET_TTL_NS
+        return ticket
+
+    def redeem(self, ticket: bytes, now_ns: int) -> Peer:
+        """The peer it was issued to; the caller owns it now. Raises TicketInvalidError."""
+        self.expire(now_ns)
+        if ticket not in self._open:
+            raise TicketInvalidError(
+                "the ticket is unknown, used or older than 10 s; ask the attach socket for a new one"
+            )
+        peer, _ = self._open.pop(ticket)
+        return peer
+
+    def expire(self, now_ns: int) -> None:
+        while self._open:
+            ticket, (peer, until_ns) = next(iter(self._open.items()))
+            if until_ns > now_ns:
+                return
+            del self._open[ticket]
+            peer.close()
+
+    def close(self) -> None:
+        while self._open:
+            _, (peer, _) = self._open.popitem()
+            peer.close()

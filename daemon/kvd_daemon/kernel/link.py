@@ -1,0 +1,125 @@
+"""One kernel worker process and the socket to it."""
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvd_daemon.kernel import wire
+from kvd_daemon.kernel.messages import Message, Request
+
+LOG = logging.getLogger("kvd.kernel")
+
+
+@dataclass(frozen=True)
+class WorkerCommand:
+    """How to start a worker: its threads, and where it keeps compiled kernels."""
+
+    threads: int
+    cache_dir: Path
+
+    def start(self, worker_end: socket.socket) -> "subprocess.Popen[bytes]":
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(self.threads),
+            "NUMBA_CACHE_DIR": str(self.cache_dir),
+        }
+        module = [sys.executable, "-m", "kvd_daemon.kernel.worker"]
+        arguments = [str(worker_end.fileno()), str(os.getpid()), str(self.threads)]
+        return subprocess.Popen(
+            module + arguments,
+            pass_fds=[worker_end.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+        )
+
+
+class WorkerLink(asyncio.Protocol):
+    """Calls `on_message` for every message; `ended` is set when the worker is gone."""
+
+    def __init__(self, on_message: Callable[[Message], None]) -> None:
+        self._on_message = on_message
+        self._received = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self.ended = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        try:
+            while (message := self._next()) is not None:
+                self._on_message(message)
+        except wire.WireError as error:
+            LOG.error("the kernel worker sent nonsense: %s", error)
+            assert self._transport is not None
+            self._transport.abort()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.ended.set()
+
+    def _next(self) -> Message | None:
+        if len(self._received) < wire.PREFIX.size:
+            return None
+        header_bytes, body_bytes = wire.sizes(bytes(self._received[: wire.PREFIX.size]))
+        body_at = wire.PREFIX.size + header_bytes
+        end = body_at + body_bytes
+        if len(self._received) < end:
+            return None
+        message = wire.decode(
+            bytes(self._received[wire.PREFIX.size : body_at]), bytes(self._received[body_at:end])
+        )
+        del self._received[:end]
+        return message
+
+    def send(self, request: Request) -> None:
+        assert self._transport is not None
+        self._transport.write(wire.encode(request))
+
+
+class WorkerProcess:
+    """A started worker. `kill` leaves nothing of it behind."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", raw: socket.socket, link: WorkerLink) -> None:
+        self._process = process
+        self._raw = raw
+        self._link = link
+        self.ended = link.ended
+
+    @classmethod
+    async def start(cls, command: WorkerCommand, on_message: Callable[[Message], None]) -> "WorkerProcess":
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours.setblocking(False)
+        with theirs:
+            process = command.start(theirs)
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_connection(lambda: WorkerLink(on_message), sock=ours)
+        return cls(process, ours, link)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, request: Request, fds: Sequence[int] = ()) -> None:
+        """Nothing may be under way: descriptors go past the transport's buffer, which is empty then."""
+        if not fds:
+            self._link.send(request)
+            return
+        frame = wire.encode(request)
+        sent = socket.send_fds(self._raw, [frame], list(fds))
+        assert sent == len(frame), "a frame with descriptors is far smaller than the socket's buffer"
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def reap(self) -> None:
+        """Kill and collect it; its mappings go with it."""
+        self._process.kill()
+        self._process.wait()

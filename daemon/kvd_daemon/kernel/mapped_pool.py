@@ -1,0 +1,115 @@
+"""A pool as the kernel worker sees it: its mapped bytes as strided planes."""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvd.spec import KVSpec, Plane
+from kvd_cuda.dtypes import storage_of
+from kvd_cuda.planes import KVPlanes
+from kvd_cuda.queries import WindowQueries
+from kvd_daemon.kernel.messages import IntArray, LeaseAt, QueriesAt
+
+MADV_POPULATE_WRITE = 23  # linux/mman.h, since 5.14
+LSE_BYTES = 4  # float32
+
+
+class MappedPool:
+    """Owns the mappings of one pool; `close` gives them back."""
+
+    def __init__(self, spec: KVSpec, blocks_total: int, pool_fd: int, sidecar_fd: int) -> None:
+        self.spec = spec
+        self.blocks_total = blocks_total
+        self._bytes = mmap.mmap(pool_fd, spec.pool_bytes(blocks_total))
+        self._sidecar = mmap.mmap(sidecar_fd, spec.sidecar_bytes(blocks_total))
+        os.close(pool_fd)
+        os.close(sidecar_fd)
+        shape = (blocks_total, spec.layers, spec.kv_heads, spec.block_size)
+        scores_at = self._sidecar.size() // 2
+        self.positions: IntArray = np.ndarray(shape, np.int32, self._sidecar)
+        self.scores: npt.NDArray[np.float32] = np.ndarray(shape, np.float32, self._sidecar, scores_at)
+        self._flat: npt.NDArray[np.uint8] = np.frombuffer(self._bytes, np.uint8)
+        planes = [spec.planes(layer, blocks_total) for layer in range(spec.layers)]
+        self._k = [self._plane(k) for k, _ in planes]
+        self._v = [self._plane(v) for _, v in planes]
+
+    def _plane(self, plane: Plane) -> npt.NDArray[Any]:
+        """[blocks, block_size, kv_heads, head_dim] in the dtype's storage."""
+        spec, size = self.spec, self.spec.element_bytes
+        shape = (self.blocks_total, spec.block_size, spec.kv_heads, plane.head_dim)
+        inner = (spec.kv_heads * plane.head_dim * size, plane.head_dim * size, size)
+        strides = (plane.block_stride_bytes, *inner)
+        return np.ndarray(shape, storage_of(spec.dtype), self._bytes, plane.offset_bytes, strides)
+
+    def lease(self, at: LeaseAt) -> KVPlanes:
+        """The lease's planes; raises kvd_cuda's KernelInputError if its numbers do not fit."""
+        return KVPlanes(
+            k=self._k,
+            v=self._v,
+            dtype=self.spec.dtype,
+            block_table=at.source,
+            length=at.length,
+            position=at.position,
+            positions=self.positions,
+            scores=self.scores,
+            compressed_length=at.compressed_length,
+            observed_length=at.observed_length,
+        )
+
+    def queries(self, at: QueriesAt) -> WindowQueries | None:
+        """The tensor in the scratch blocks (and the log-sum-exps behind it); None if there is none."""
+        if at.query_count == 0:
+            return None
+        shape = (self.spec.layers, at.query_count, at.query_heads, self.spec.head_dim_k)
+        dtype = storage_of(at.query_dtype)
+        values_bytes = int(np.prod(shape)) * dtype.itemsize
+        lse_bytes = int(np.prod(shape[:3])) * LSE_BYTES if at.has_row_lse else 0
+        raw = self._first_bytes(at.scratch, values_bytes + lse_bytes)
+        values = raw[:values_bytes].view(dtype).reshape(shape)
+        lse = raw[values_bytes:].view(np.float32).reshape(shape[:3]) if at.has_row_lse else None
+        return WindowQueries(values, at.query_dtype, lse)
+
+    def _first_bytes(self, block_ids: IntArray, byte_count: int) -> npt.NDArray[np.uint8]:
+        """The first `byte_count` bytes of the blocks, a copy."""
+        needed = block_ids[: -(-byte_count // self.spec.block_bytes)]
+        if self.spec.layout == "block_outermost":
+            rows = self._flat.reshape(self.blocks_total, self.spec.block_bytes)
+            return rows[needed].reshape(-1)[:byte_count]
+        parts = [
+            self._flat[at : at + size] for block in needed.tolist() for at, size in self._segments(block)
+        ]
+        return np.concatenate(parts)[:byte_count]
+
+    def _segments(self, block_id: int) -> list[tuple[int, int]]:
+        return self.spec.block_segments(block_id, self.blocks_total)
+
+    def scrub(self, runs: IntArray) -> None:
+        """Zero the blocks of the runs and their sidecar entries."""
+        for start, count in runs.tolist():
+            for at, byte_count in self._run_segments(start, count):
+                self._flat[at : at + byte_count] = 0
+            self.positions[start : start + count] = 0
+            self.scores[start : start + count] = 0
+
+    def _run_segments(self, start: int, count: int) -> Iterator[tuple[int, int]]:
+        """Neighbouring blocks are neighbours in every plane too."""
+        for at, byte_count in self._segments(start):
+            yield at, byte_count * count
+
+    def populate(self, offset: int, byte_count: int) -> None:
+        """Pages for these bytes, contents kept. Raises OSError where memory is short."""
+        address = self._flat.ctypes.data + offset
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(byte_count), MADV_POPULATE_WRITE) != 0:
+            raise OSError(ctypes.get_errno(), "madvise(MADV_POPULATE_WRITE)")
+
+    def close(self) -> None:
+        """Views that a caller still holds keep the mapping alive."""
+        del self._flat, self.positions, self.scores, self._k, self._v
+        self._bytes.close()
+        self._sidecar.close()

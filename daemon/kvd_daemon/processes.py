@@ -1,0 +1,49 @@
+"""Processes of which nothing stays behind: they die with their parent, and their end is seen at once."""
+
+import ctypes
+import errno
+import os
+import signal
+import socket
+
+from kvd.errors import UnauthenticatedError
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+SO_PEERPIDFD = 77  # asm-generic/socket.h, Linux 6.5
+PEER_CREDENTIALS_BYTES = 12  # struct ucred: pid, uid, gid
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """SIGKILL for this process as soon as `parent_pid` is gone; exits if it is gone already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process that connected, as the kernel saw it then."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS_BYTES)
+    return int.from_bytes(raw[0:4], "little", signed=True), int.from_bytes(raw[4:8], "little")
+
+
+def peer_pidfd(connection: socket.socket) -> int:
+    """A pidfd of the process that connected: readable when it has exited.
+
+    Raises UnauthenticatedError if it is gone already or outside the daemon's pid namespace.
+    """
+    pid, _ = peer_credentials(connection)
+    if pid <= 0:
+        raise UnauthenticatedError(
+            "the peer's process is not visible here, so its end could not be seen; share the pid namespace"
+        )
+    try:
+        return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4), "little")
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise UnauthenticatedError(f"the peer's process {pid} is gone") from error
+    try:
+        return os.pidfd_open(pid)  # before Linux 6.5
+    except OSError as error:
+        raise UnauthenticatedError(f"the peer's process {pid} is gone") from error

@@ -1,0 +1,90 @@
+"""AdminService: see proto/kvd/v1/kvd.proto."""
+
+# ruff: noqa: N802 - the methods are named by the proto
+
+import time
+
+from kvd.convert import runs_to_proto, spec_from_proto
+from kvd.errors import InvalidArgumentError, LeaseNotFoundError, PoolNotFoundError
+from kvd.v1 import kvd_pb2 as pb
+from kvd.v1 import kvd_pb2_grpc
+from kvd_daemon import VERSION
+
+from .answering import Answering, Context, answered
+from .paging import check_token, page, page_size_of
+from .views import lease_info, pool_status, pool_view, session_info, timestamp
+
+MAX_CAUSE_CHARS = 1000  # characters; it is told to the worker and logged
+
+
+class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
+    """What operators see and do."""
+
+    @answered
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        engine, device = self.engine, self.engine.device
+        return pb.GetStatusResponse(
+            epoch=engine.epoch,
+            device=engine.settings.name,
+            device_kind=engine.pools.device_kind,
+            memory_bytes=device.memory_bytes,
+            memory_used_bytes=device.memory_used_bytes,
+            health=engine.health.state.value,
+            health_detail=engine.health.detail,
+            sessions=len(device.sessions),
+            pools=[pool_status(engine, device.pools[name]) for name in sorted(device.pools)],
+            pid=engine.pid,
+            start_time=timestamp(engine.started_ns),
+            version=VERSION,
+        )
+
+    @answered
+    async def ListLeases(self, request: pb.ListLeasesRequest, context: Context) -> pb.ListLeasesResponse:
+        leases = self.engine.device.leases
+        token, size = check_token(request.page_token), page_size_of(request.page_size)
+        if token and not (token.isascii() and token.isdigit()):
+            raise InvalidArgumentError("page_token is none of kvd's; start again with an empty one")
+        if request.pool and request.pool not in self.engine.device.pools:
+            raise PoolNotFoundError(f"no pool {request.pool!r}; GetStatus names them")
+        wanted = (key for key, lease in leases.items() if request.pool in ("", lease.pool))
+        keys, next_token = page(wanted, int(token or 0), size)
+        infos = [lease_info(self.engine, leases[key]) for key in keys]
+        return pb.ListLeasesResponse(epoch=self.engine.epoch, leases=infos, next_page_token=next_token)
+
+    @answered
+    async def GetLease(self, request: pb.GetLeaseRequest, context: Context) -> pb.GetLeaseResponse:
+        lease = self.engine.device.leases.get(request.lease_id)
+        if lease is None:
+            raise LeaseNotFoundError(
+                f"no lease {request.lease_id}; list the leases", lease_id=request.lease_id
+            )
+        info, table = lease_info(self.engine, lease), runs_to_proto(lease.table)
+        return pb.GetLeaseResponse(epoch=self.engine.epoch, lease=info, table=table)
+
+    @answered
+    async def RevokeLease(self, request: pb.RevokeLeaseRequest, context: Context) -> pb.RevokeLeaseResponse:
+        if len(request.cause) > MAX_CAUSE_CHARS:
+            raise InvalidArgumentError(f"cause of {len(request.cause)} characters; {MAX_CAUSE_CHARS} allowed")
+        quarantined = self.engine.leases.revoke(request.lease_id, request.cause)
+        return pb.RevokeLeaseResponse(epoch=self.engine.epoch, quarantined_blocks=quarantined)
+
+    @answered
+    async def ListSessions(
+        self, request: pb.ListSessionsRequest, context: Context
+    ) -> pb.ListSessionsResponse:
+        sessions, now_ns = self.engine.device.sessions, time.monotonic_ns()
+        keys, next_token = page(sessions, check_token(request.page_token), page_size_of(request.page_size))
+        infos = [session_info(self.engine, sessions[key], now_ns) for key in keys]
+        return pb.ListSessionsResponse(epoch=self.engine.epoch, sessions=infos, next_page_token=next_token)
+
+    @answered
+    async def AdminCreatePool(
+        self, request: pb.AdminCreatePoolRequest, context: Context
+    ) -> pb.AdminCreatePoolResponse:
+        pool, created = self.engine.pools.create(request.name, spec_from_proto(request.spec), request.blocks)
+        return pb.AdminCreatePoolResponse(epoch=self.engine.epoch, pool=pool_view(pool), created=created)
+
+    @answered
+    async def DropPool(self, request: pb.DropPoolRequest, context: Context) -> pb.DropPoolResponse:
+        self.engine.pools.drop(request.name)
+        return pb.DropPoolResponse(epoch=self.engine.epoch)

@@ -1,0 +1,78 @@
+"""The top of every call: errors become statuses, bugs become incidents, repeated requests old replies."""
+
+import asyncio
+import functools
+import hashlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from kvd.errors import InternalError, KvdError
+from kvd_daemon.engine.engine import Engine
+from kvd_daemon.engine.sessions import OpenSession
+
+from .status import code_of, details_of, message_of
+
+INCIDENT_BYTES = 4  # enough to find it in the log
+DIGEST_BYTES = 16  # of a request, to tell two apart that claim one id
+LOG = logging.getLogger("kvd.rpc")
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Answer = TypeVar("Answer")
+Reply = TypeVar("Reply", bound=Message)
+Service = TypeVar("Service", bound="Answering")
+
+
+class Answering:
+    """Base of the services: they have an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+
+def answered(
+    method: "Callable[[Service, Any, Context], Awaitable[Answer]]",
+) -> "Callable[[Service, Any, Context], Awaitable[Answer]]":
+    """A KvdError becomes its status. Anything else is a bug: logged, INTERNAL, and health turns red."""
+
+    @functools.wraps(method)
+    async def call(self: Service, request: Any, context: Context) -> Answer:
+        self.engine.called()
+        try:
+            return await method(self, request, context)
+        except KvdError as error:
+            failure = error
+        except grpc.aio.AbortError:
+            raise
+        except Exception as bug:  # noqa: BLE001 - the top of a call
+            failure = incident(self.engine, method.__name__, bug)
+        await context.abort(code_of(failure), message_of(failure), details_of(failure))
+
+    return call
+
+
+def incident(engine: Engine, method: str, bug: Exception) -> KvdError:
+    incident = secrets.token_hex(INCIDENT_BYTES)
+    LOG.error("incident %s in %s", incident, method, exc_info=bug)
+    engine.health.find(f"incident {incident} in {method}; the daemon's log has the details")
+    return InternalError(
+        f"a bug in kvd, incident {incident}; the daemon's log has the details", incident=incident
+    )
+
+
+async def once(
+    opened: OpenSession, request: Any, act: "Callable[[], Reply | asyncio.Future[Reply]]"
+) -> Reply:
+    """The reply to `request`, or to the first one of its request_id.
+
+    What has begun is carried out, also when the caller has left.
+    """
+    content = request.SerializeToString(deterministic=True)
+    digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES, salt=type(request).__name__.encode()[:16])
+    outcome = opened.replies.once(request.request_id, digest.digest(), act)
+    return await asyncio.shield(outcome) if isinstance(outcome, asyncio.Future) else outcome

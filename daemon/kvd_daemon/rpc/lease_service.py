@@ -1,0 +1,142 @@
+"""LeaseService: see proto/kvd/v1/kvd.proto."""
+
+# ruff: noqa: N802 - the methods are named by the proto
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvd.convert import policy_from_proto
+from kvd.errors import DeviceUnavailableError, InvalidArgumentError, LimitExceededError
+from kvd.v1 import kvd_pb2 as pb
+from kvd.v1 import kvd_pb2_grpc
+from kvd_daemon.core import Change
+from kvd_daemon.core.limits import MAX_ITEMS_PER_CALL
+from kvd_daemon.engine.health import HealthState
+from kvd_daemon.engine.leases import Decided
+from kvd_daemon.engine.sessions import OpenSession
+
+from .answering import Answering, Context, answered, once
+from .requests import progress_of, queries_of, rope_of, wish_of
+from .views import lease_state, report
+
+Reply = TypeVar("Reply", pb.LeaseResponse, pb.ExtendResponse)
+
+
+class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
+    """Rights to blocks."""
+
+    @answered
+    async def Lease(self, request: pb.LeaseRequest, context: Context) -> pb.LeaseResponse:
+        opened = self.engine.sessions.by_token(request.session_token)
+        return await once(opened, request, lambda: self._lease(opened, request))
+
+    def _lease(
+        self, opened: OpenSession, request: pb.LeaseRequest
+    ) -> "pb.LeaseResponse | asyncio.Future[pb.LeaseResponse]":
+        if self.engine.health.state is HealthState.DRAINING:
+            raise DeviceUnavailableError("the daemon stops; lease elsewhere, or retry in a second")
+        _check_item_count(len(request.items))
+        wishes = [wish_of(item, request.scratch) for item in request.items]
+        decided = self.engine.leases.lease(opened, request.pool, wishes)
+        return self._when_ready(
+            decided, lambda leases: pb.LeaseResponse(epoch=self.engine.epoch, leases=leases)
+        )
+
+    @answered
+    async def Extend(self, request: pb.ExtendRequest, context: Context) -> pb.ExtendResponse:
+        opened = self.engine.sessions.by_token(request.session_token)
+        return await once(opened, request, lambda: self._extend(opened, request))
+
+    def _extend(
+        self, opened: OpenSession, request: pb.ExtendRequest
+    ) -> "pb.ExtendResponse | asyncio.Future[pb.ExtendResponse]":
+        _check_item_count(len(request.items))
+        items = [(progress_of(item.progress), item.tokens) for item in request.items]
+        decided = self.engine.leases.extend(opened, items)
+        return self._when_ready(
+            decided, lambda leases: pb.ExtendResponse(epoch=self.engine.epoch, leases=leases)
+        )
+
+    def _when_ready(
+        self, decided: Decided, reply: Callable[[list[pb.LeaseState]], Reply]
+    ) -> "Reply | asyncio.Future[Reply]":
+        """Usually at once; when blocks are still being zeroed, when that is done."""
+        answer = reply([lease_state(change) for change in decided.changes])
+        if decided.ready is None:
+            return answer
+        ready = decided.ready
+
+        async def wait() -> Reply:
+            await ready
+            return answer
+
+        return self.engine.spawn(wait())
+
+    @answered
+    async def Compress(self, request: pb.CompressRequest, context: Context) -> pb.CompressResponse:
+        opened = self.engine.sessions.by_token(request.session_token)
+        return await once(opened, request, lambda: self.engine.spawn(self._compress(opened, request)))
+
+    async def _compress(self, opened: OpenSession, request: pb.CompressRequest) -> pb.CompressResponse:
+        outcome = await self.engine.compressions.compress(
+            opened,
+            progress_of(request.progress),
+            policy_from_proto(request.policy) if request.HasField("policy") else None,
+            queries_of(request.queries) if request.HasField("queries") else None,
+            rope_of(request.rope) if request.HasField("rope") else None,
+        )
+        kept_blocks = 0 if outcome.compressed else len(outcome.lease.blocks)
+        lease = lease_state(Change(outcome.lease, kept_blocks))
+        return pb.CompressResponse(epoch=self.engine.epoch, lease=lease, report=report(outcome))
+
+    @answered
+    async def Observe(self, request: pb.ObserveRequest, context: Context) -> pb.ObserveResponse:
+        opened = self.engine.sessions.by_token(request.session_token)
+        return await once(opened, request, lambda: self.engine.spawn(self._observe(opened, request)))
+
+    async def _observe(self, opened: OpenSession, request: pb.ObserveRequest) -> pb.ObserveResponse:
+        if not request.HasField("queries"):
+            raise InvalidArgumentError("queries are missing; pass those of the new tokens in a scratch lease")
+        queries = queries_of(request.queries)
+        lease = await self.engine.compressions.observe(opened, progress_of(request.progress), queries)
+        return pb.ObserveResponse(epoch=self.engine.epoch, observed_length=lease.observed_length)
+
+    @answered
+    async def Seal(self, request: pb.SealRequest, context: Context) -> pb.SealResponse:
+        opened = self.engine.sessions.by_token(request.session_token)
+        return await once(opened, request, lambda: self._seal(opened, request))
+
+    def _seal(self, opened: OpenSession, request: pb.SealRequest) -> pb.SealResponse:
+        hashes = list(request.prefix_hashes)
+        change = self.engine.leases.seal(opened, progress_of(request.progress), hashes)
+        return pb.SealResponse(epoch=self.engine.epoch, lease=lease_state(change))
+
+    @answered
+    async def ReleaseBlocks(
+        self, request: pb.ReleaseBlocksRequest, context: Context
+    ) -> pb.ReleaseBlocksResponse:
+        opened = self.engine.sessions.by_token(request.session_token)
+        return await once(opened, request, lambda: self._release_blocks(opened, request))
+
+    def _release_blocks(
+        self, opened: OpenSession, request: pb.ReleaseBlocksRequest
+    ) -> pb.ReleaseBlocksResponse:
+        block_ids = list(request.block_ids)
+        change = self.engine.leases.release_blocks(opened, progress_of(request.progress), block_ids)
+        return pb.ReleaseBlocksResponse(epoch=self.engine.epoch, lease=lease_state(change))
+
+    @answered
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
+        opened = self.engine.sessions.by_token(request.session_token)
+        return await once(opened, request, lambda: self._release(opened, request))
+
+    def _release(self, opened: OpenSession, request: pb.ReleaseRequest) -> pb.ReleaseResponse:
+        self.engine.leases.release(opened, list(request.lease_ids))
+        return pb.ReleaseResponse(epoch=self.engine.epoch)
+
+
+def _check_item_count(count: int) -> None:
+    """Before items are read: reading them costs more than counting them."""
+    if count > MAX_ITEMS_PER_CALL:
+        raise LimitExceededError(f"{count} leases in one call, {MAX_ITEMS_PER_CALL} allowed; split it")

@@ -1,0 +1,123 @@
+"""Messages out: from the core's and the engine's values."""
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from kvd.convert import runs_to_proto, spec_to_proto
+from kvd.v1 import kvd_pb2 as pb
+from kvd_daemon.core import Change, Lease, Pool, Session
+from kvd_daemon.engine.compressions import Outcome
+from kvd_daemon.engine.engine import Engine
+
+
+def duration(ns: int) -> Duration:
+    seconds, nanos = divmod(ns, 10**9)
+    return Duration(seconds=seconds, nanos=nanos)
+
+
+def timestamp(unix_ns: int) -> Timestamp:
+    seconds, nanos = divmod(unix_ns, 10**9)
+    return Timestamp(seconds=seconds, nanos=nanos)
+
+
+def lease_state(change: Change) -> pb.LeaseState:
+    lease = change.lease
+    return pb.LeaseState(
+        lease_id=lease.lease_id,
+        generation=lease.generation,
+        kept_blocks=change.kept_blocks,
+        appended=runs_to_proto(lease.table[change.kept_blocks :]),
+        length=lease.length,
+        position=lease.position,
+        compressed_length=lease.compressed_length,
+        sealed_blocks=lease.sealed_blocks,
+    )
+
+
+def pool_view(pool: Pool) -> pb.Pool:
+    return pb.Pool(
+        name=pool.name,
+        spec=spec_to_proto(pool.spec),
+        fingerprint=pool.spec.fingerprint(),
+        blocks_total=pool.blocks_total,
+        block_bytes=pool.spec.block_bytes,
+        pool_id=pool.pool_id,
+    )
+
+
+def pool_status(engine: Engine, pool: Pool) -> pb.PoolStatus:
+    counts = pool.counts
+    leases = [lease for lease in map(engine.device.leases.__getitem__, pool.leases) if not lease.scratch]
+    return pb.PoolStatus(
+        pool=pool_view(pool),
+        blocks_free=counts.free,
+        blocks_leased=counts.leased,
+        blocks_sealed=counts.sealed,
+        blocks_cached=counts.cached,
+        blocks_quarantined=counts.quarantined,
+        blocks_reserved=pool.blocks_reserved,
+        sink_blocks_locked=sum(lease.sink_blocks for lease in leases),
+        leases=len(leases),
+        compressions=pool.totals.compressions,
+        blocks_saved=pool.totals.blocks_saved,
+        tokens_dropped=pool.totals.tokens_dropped,
+        populated_bytes=engine.pools.populated_bytes(pool),
+        total_bytes=pool.spec.pool_bytes(pool.blocks_total),
+    )
+
+
+def lease_info(engine: Engine, lease: Lease) -> pb.LeaseInfo:
+    return pb.LeaseInfo(
+        lease_id=lease.lease_id,
+        pool=lease.pool,
+        session_id=lease.session_id,
+        tenant=lease.tenant,
+        state=lease.state.value,
+        generation=lease.generation,
+        length=lease.length,
+        position=lease.position,
+        blocks=len(lease.blocks),
+        sealed_blocks=lease.sealed_blocks,
+        sink_blocks=lease.sink_blocks,
+        policy=str(lease.policy),
+        blocks_saved=lease.blocks_saved,
+        create_time=timestamp(engine.wall_ns(lease.created_ns)),
+        scratch=lease.scratch,
+    )
+
+
+def session_info(engine: Engine, session: Session, now_ns: int) -> pb.SessionInfo:
+    return pb.SessionInfo(
+        session_id=session.session_id,
+        client_name=session.identity.client_name,
+        tenant=session.tenant,
+        pid=session.identity.pid,
+        uid=session.identity.uid,
+        state=session.state.value,
+        leases=len(session.leases),
+        blocks=sum(len(lease.blocks) for lease in session.leases.values()),
+        create_time=timestamp(engine.wall_ns(session.opened_ns)),
+        idle=duration(max(0, now_ns - session.renewed_ns)),
+    )
+
+
+def report(outcome: Outcome) -> pb.CompressionReport:
+    done = outcome.compressed
+    if done is None:
+        length, blocks = outcome.lease.length, len(outcome.lease.blocks)
+        return pb.CompressionReport(
+            tokens_before=length,
+            tokens_kept=length,
+            blocks_before=blocks,
+            blocks_after=blocks,
+            unchanged=True,
+        )
+    return pb.CompressionReport(
+        tokens_before=done.tokens_before,
+        tokens_kept=done.tokens_kept,
+        blocks_before=done.blocks_before,
+        blocks_after=done.blocks_after,
+        mass_retained=outcome.mass_retained.tolist(),
+        out_of_place=done.out_of_place,
+        kernel_time=duration(outcome.kernel_ns),
+    )

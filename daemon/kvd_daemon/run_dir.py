@@ -1,0 +1,94 @@
+"""The run directory: where the sockets are, who may enter, and the lock that keeps a second daemon out."""
+
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvd.errors import InvalidArgumentError
+
+LOCK_PATIENCE_S = 1.0  # a killed kvd's children need a moment to follow it
+LOCK_RETRY_S = 0.02  # between two looks at the lock
+MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path
+
+
+class RunDirInUseError(InvalidArgumentError):
+    """Another kvd runs there."""
+
+
+def default_run_dir(environ: Mapping[str, str], uid: int) -> Path:
+    """$KVD_RUN_DIR, else /run/kvd for root, else $XDG_RUNTIME_DIR/kvd, else /tmp/kvd-UID."""
+    if chosen := environ.get("KVD_RUN_DIR"):
+        return Path(chosen)
+    if uid == 0:
+        return Path("/run/kvd")
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "kvd"
+    return Path(f"/tmp/kvd-{uid}")
+
+
+def private_folder(folder: Path) -> Path:
+    """Make the folder (0700) or check that it is ours. Raises InvalidArgumentError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"run dir {folder}: {error.strerror}; choose another with --run-dir"
+        ) from error
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise InvalidArgumentError(
+            f"run dir {folder} is no folder of user {os.geteuid()}; choose another with --run-dir"
+        )
+    if found.st_mode & 0o022:
+        raise InvalidArgumentError(f"others may write to run dir {folder}; run: chmod go-w {folder}")
+    return folder
+
+
+class DeviceDir:
+    """`RUN_DIR/NAME` of one device daemon, held by a lock as long as this process lives."""
+
+    def __init__(self, run_dir: Path, device: str) -> None:
+        self.path = private_folder(private_folder(run_dir) / device)
+        self.grpc_socket = self.path / "grpc.sock"
+        self.attach_socket = self.path / "attach.sock"
+        if len(os.fsencode(self.attach_socket)) > MAX_SOCKET_PATH_BYTES:
+            raise InvalidArgumentError(
+                f"{self.attach_socket} is too long for a socket ({MAX_SOCKET_PATH_BYTES} bytes); "
+                "use a shorter --run-dir"
+            )
+        self._lock_fd = _locked(self.path / "lock")
+        self._remove_sockets()  # those of a killed daemon: nobody listens, the lock is ours
+
+    def close(self) -> None:
+        """Leaves nothing but empty folders."""
+        self._remove_sockets()
+        (self.path / "lock").unlink(missing_ok=True)
+        os.close(self._lock_fd)
+
+    def _remove_sockets(self) -> None:
+        self.grpc_socket.unlink(missing_ok=True)
+        self.attach_socket.unlink(missing_ok=True)
+
+
+def _locked(path: Path) -> int:
+    """A descriptor that holds the file's lock. Raises RunDirInUseError after LOCK_PATIENCE_S."""
+    deadline = time.monotonic() + LOCK_PATIENCE_S
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+        else:
+            if path.exists() and os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+            os.close(fd)  # its holder removed the file on its way out
+        if time.monotonic() > deadline:
+            raise RunDirInUseError(
+                f"another kvd serves {path.parent}; stop it (kvctl status shows its pid), or use another "
+                "--run-dir"
+            )
+        time.sleep(LOCK_RETRY_S)

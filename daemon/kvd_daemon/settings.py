@@ -1,0 +1,114 @@
+"""What an operator may set, from the command line or from kvd.toml (the command line wins)."""
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from kvd.errors import InvalidArgumentError
+
+MIN_HOST_MEMORY_BYTES = 1 << 20  # less holds no block of any real model
+MAX_HOST_MEMORY_BYTES = 1 << 46  # 64 TiB; more is a typing error
+MAX_DEVICES = 16  # daemons of one kvd; each is two processes
+MIN_SESSION_TTL_NS = 100_000_000  # workers renew three times per TTL; below 0.1 s that is all they do
+MAX_SESSION_TTL_NS = 3600 * 1_000_000_000  # an hour; a longer one never frees a hung worker's blocks
+MAX_KERNEL_THREADS = 256  # threads of one kernel worker
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_BYTE_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _BYTE_UNITS |= {f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power, _letter: 1024**_power}
+_TIME_UNITS = {"ms": 10**6, "s": 10**9, "": 10**9, "m": 60 * 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+
+
+def parse_bytes(text: str | int) -> int:
+    """ "2GiB", "512 MB", "1.5g" or a plain number of bytes. Raises InvalidArgumentError."""
+    return _quantity(str(text), _BYTE_UNITS, 'a size such as "2GiB"')
+
+
+def parse_duration_ns(text: str | int | float) -> int:
+    """ "30s", "500ms", "2m" or a plain number of seconds. Raises InvalidArgumentError."""
+    return _quantity(str(text), _TIME_UNITS, 'a duration such as "30s"')
+
+
+def _quantity(text: str, units: Mapping[str, int], wanted: str) -> int:
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([a-zA-Z]*)\s*", text)
+    if match is None or match[2].lower() not in units:
+        raise InvalidArgumentError(f"{text!r}; {wanted} is needed")
+    return (
+        int(float(match[1]) * units[match[2].lower()])
+        if "." in match[1]
+        else int(match[1]) * units[match[2].lower()]
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Raises InvalidArgumentError on values outside the limits of this module."""
+
+    host_memory_bytes: int = 0
+    devices: int = 1
+    run_dir: str = ""
+    session_ttl_ns: int = 30_000_000_000
+    kernel_threads: int = 1
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("host_memory_bytes", MIN_HOST_MEMORY_BYTES, MAX_HOST_MEMORY_BYTES),
+            ("devices", 1, MAX_DEVICES),
+            ("session_ttl_ns", MIN_SESSION_TTL_NS, MAX_SESSION_TTL_NS),
+            ("kernel_threads", 1, MAX_KERNEL_THREADS),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise InvalidArgumentError(f"{name} is {value!r}; an integer from {low} to {high} is needed")
+        if self.log_level not in LOG_LEVELS:
+            raise InvalidArgumentError(
+                f"log_level {self.log_level!r}; one of {', '.join(LOG_LEVELS)} is needed"
+            )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Settings":
+        return cls(**json.loads(text))
+
+
+_PARSERS = {
+    "host_memory": ("host_memory_bytes", parse_bytes),
+    "session_ttl": ("session_ttl_ns", parse_duration_ns),
+}
+KEYS = tuple(
+    {field: key for key, (field, _) in _PARSERS.items()}.get(field.name, field.name)
+    for field in fields(Settings)
+)
+"""What kvd.toml may hold; the command line's options are the same words."""
+
+
+def settings_from(*layers: Mapping[str, object]) -> dict[str, object]:
+    """Fields of Settings from layers of `KEYS`, later ones win. Raises InvalidArgumentError."""
+    chosen: dict[str, object] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if key not in KEYS:
+                close = difflib.get_close_matches(key, KEYS, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(KEYS)}"
+                raise InvalidArgumentError(f"unknown setting {key!r}; {hint}")
+            field, parse = _PARSERS.get(key, (key, None))
+            chosen[field] = parse(value) if parse is not None else value  # type: ignore[arg-type]
+    return chosen
+
+
+def read_toml(path: Path) -> dict[str, object]:
+    """The keys of a kvd.toml. Raises InvalidArgumentError if it is none."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise InvalidArgumentError(f"{path}: {error.strerror}; name a readable file with --config") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(f"{path} is no TOML: {error}") from error
