@@ -1,0 +1,128 @@
+"""The worker's side of kvd: lease blocks of a shared KV pool, write them as plain memory, compress, release.
+
+    import kvd_client
+
+    client = kvd_client.connect(name="my-worker")
+    spec = kvd_client.KVSpec(layers=32, kv_heads=8, head_dim=128, dtype="bfloat16", block_size=16)
+    pool = client.pool("llama3-8b", spec, blocks=2048)  # create or attach
+
+    with pool.lease(tokens=len(prompt), policy=kvd_client.Dual(keep=0.15)) as lease:
+        slots = torch.from_numpy(lease.extend(len(prompt)))
+        for index, (k, v) in enumerate(model.prefill(prompt)):  # each [tokens, kv_heads, head_dim]
+            k_pool, v_pool = pool.layer(index)  # [blocks, block_size, kv_heads, head_dim], no copy
+            k_pool[slots // 16, slots % 16], v_pool[slots // 16, slots % 16] = k, v
+        lease.commit(len(prompt))
+        print(lease.compress(queries=model.last_queries))  # [layers, window, query_heads, head_dim]
+        while not done:
+            slot = lease.extend(1)  # asks the daemon only when a block is missing
+            model.decode(pool, lease.block_table, lease.length, lease.position, slot)
+            lease.commit(1)
+
+`client` and `pool` may be used from many threads, a lease by one at a time. After fork() call `connect`
+again. Every failure is one of the errors below, a KvdError; the tree is drawn in `kvd.errors`.
+"""
+
+from kvd.errors import (
+    BlockInUseError,
+    BlockNotHeldError,
+    ClosedError,
+    CompressionRefusedError,
+    ConflictError,
+    DeadlineExceededError,
+    DeviceFullError,
+    DeviceUnavailableError,
+    ExhaustedError,
+    ForkedClientError,
+    InternalError,
+    InvalidArgumentError,
+    KernelWorkerUnavailableError,
+    KvdError,
+    LeaseBusyError,
+    LeaseExpiredError,
+    LeaseGoneError,
+    LeaseLostError,
+    LeaseNotFoundError,
+    LeaseRevokedError,
+    LimitExceededError,
+    NotFoundError,
+    NotOwnerError,
+    PoolExhaustedError,
+    PoolInUseError,
+    PoolMismatchError,
+    PoolNotFoundError,
+    PrefixNotFoundError,
+    RequestReusedError,
+    SessionExpiredError,
+    SessionNotFoundError,
+    StaleGenerationError,
+    TicketInvalidError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from kvd.policy import H2O, Dense, Dual, Keep, Policy, SnapKV, Span, Streaming
+from kvd_client._client import Client, connect
+from kvd_client._events import Draining, Event, Events, LeaseRevoked, Pressure, SessionLost
+from kvd_client._lease import Lease
+from kvd_client._pool import LeaseWish, Pool
+from kvd_client._report import CompressionReport, Rope
+from kvd_client._spec import KVSpec
+
+__all__ = [
+    "H2O",
+    "BlockInUseError",
+    "BlockNotHeldError",
+    "Client",
+    "ClosedError",
+    "CompressionRefusedError",
+    "CompressionReport",
+    "ConflictError",
+    "DeadlineExceededError",
+    "Dense",
+    "DeviceFullError",
+    "DeviceUnavailableError",
+    "Draining",
+    "Dual",
+    "Event",
+    "Events",
+    "ExhaustedError",
+    "ForkedClientError",
+    "InternalError",
+    "InvalidArgumentError",
+    "KVSpec",
+    "Keep",
+    "KernelWorkerUnavailableError",
+    "KvdError",
+    "Lease",
+    "LeaseBusyError",
+    "LeaseExpiredError",
+    "LeaseGoneError",
+    "LeaseLostError",
+    "LeaseNotFoundError",
+    "LeaseRevoked",
+    "LeaseRevokedError",
+    "LeaseWish",
+    "LimitExceededError",
+    "NotFoundError",
+    "NotOwnerError",
+    "Policy",
+    "Pool",
+    "PoolExhaustedError",
+    "PoolInUseError",
+    "PoolMismatchError",
+    "PoolNotFoundError",
+    "PrefixNotFoundError",
+    "Pressure",
+    "RequestReusedError",
+    "Rope",
+    "SessionExpiredError",
+    "SessionLost",
+    "SessionNotFoundError",
+    "SnapKV",
+    "Span",
+    "StaleGenerationError",
+    "Streaming",
+    "TicketInvalidError",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "connect",
+]

@@ -1,0 +1,90 @@
+"""Calls about leases: locked, and never left half known.
+
+A call that broke off (deadline, connection) may have been carried out. Its leases then keep it, and the
+next call about any of them repeats it first, with the same request id, to learn what it did.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any, Protocol
+
+from kvd.errors import DeadlineExceededError, DeviceUnavailableError, KvdError, LeaseGoneError
+from kvd_client._session import Session, SessionRequest
+
+
+class Callee(Protocol):
+    """A lease, as its calls see it."""
+
+    lease_id: int
+    lock: RLock
+    unanswered: "LeaseCall | None"
+
+    def check(self) -> None: ...
+    def fail(self, cause: KvdError) -> None: ...
+
+
+@dataclass(frozen=True)
+class LeaseCall:
+    """One request about `leases`; `apply` makes them what the answer says."""
+
+    leases: Sequence[Callee]
+    method: Callable[..., Any]
+    request: SessionRequest
+    apply: Callable[[Any], None]
+
+    def make(self, session: Session, timeout_s: float | None = None) -> Any:
+        """The answer, already applied. The caller holds the leases' locks."""
+        try:
+            answer = session.call(self.method, self.request, self._check, timeout_s)
+        except (DeadlineExceededError, DeviceUnavailableError):
+            self._leave_unanswered(self)
+            raise
+        except KvdError as failure:
+            self._leave_unanswered(None)
+            if isinstance(failure, LeaseGoneError) and len(self.leases) == 1:
+                self.leases[0].fail(failure)
+            raise
+        self._leave_unanswered(None)
+        self.apply(answer)
+        return answer
+
+    def _check(self) -> None:
+        for lease in self.leases:
+            lease.check()
+
+    def _leave_unanswered(self, call: "LeaseCall | None") -> None:
+        for lease in self.leases:
+            lease.unanswered = call
+
+
+@contextmanager
+def held(session: Session, leases: Sequence[Callee]) -> Iterator[None]:
+    """These leases locked (in the order of their ids, so that nobody waits in a circle), usable, and with
+    no call left unanswered. Raises what makes one unusable, or why the repeated call failed."""
+    ordered = sorted(leases, key=lambda lease: lease.lease_id)
+    while True:
+        with ExitStack() as stack:
+            for lease in ordered:
+                lease.check()
+                stack.enter_context(lease.lock)
+                lease.check()
+            call = next((lease.unanswered for lease in ordered if lease.unanswered is not None), None)
+            if call is None:
+                yield
+                return
+        with ExitStack() as stack:
+            for lease in sorted(call.leases, key=lambda lease: lease.lease_id):
+                stack.enter_context(lease.lock)
+            if call.leases[0].unanswered is call:
+                _repeat(call, session)
+
+
+def _repeat(call: LeaseCall, session: Session) -> None:
+    """A refusal says that the call changed nothing, which is all there is to know."""
+    try:
+        call.make(session)
+    except KvdError:
+        if call.leases[0].unanswered is call:
+            raise

@@ -1,0 +1,132 @@
+"""The connection of a worker to one device's daemon."""
+
+import os
+import weakref
+from types import TracebackType
+
+from kvd.convert import spec_from_proto, spec_to_proto
+from kvd.errors import InvalidArgumentError, PoolNotFoundError
+from kvd.spec import KVSpec
+from kvd.v1 import kvd_pb2 as pb
+from kvd_client._attach import ask_memory
+from kvd_client._endpoint import find_endpoint
+from kvd_client._events import Events
+from kvd_client._memory import PoolMemory
+from kvd_client._pool import Pool
+from kvd_client._session import Session, new_request_id
+
+DEFAULT_TIMEOUT_S = 10.0  # a call takes a millisecond; a long compression or a restart a few seconds
+
+
+class Client:
+    """Made by `connect`. Thread-safe. Use it as a context manager, or call `close()`.
+
+    A thread keeps the session alive and reconnects. If the daemon restarts or forgets the session, leases
+    raise LeaseLostError (or LeaseExpiredError), pools ClosedError, and `pool()` works in a new session.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        weakref.finalize(self, session.abandon)
+
+    @property
+    def events(self) -> Events:
+        """What the daemon tells unasked: pressure, revoked leases, draining, a lost session."""
+        return self._session.events
+
+    @property
+    def device(self) -> str:
+        """The device's name, e.g. "host0"."""
+        return self._session.endpoint.device
+
+    @property
+    def session_id(self) -> str:
+        """As `kvctl session list` shows it. Waits for a reconnect; raises UnavailableError."""
+        return self._session.connected().session_id
+
+    @property
+    def tenant(self) -> str:
+        """Whom the daemon takes this process for. Waits and raises as `session_id`."""
+        return self._session.connected().tenant
+
+    @property
+    def epoch(self) -> str:
+        """Random id of the daemon's incarnation. Waits and raises as `session_id`."""
+        return self._session.connected().epoch
+
+    def pool(self, name: str, spec: KVSpec | None = None, blocks: int = 0) -> Pool:
+        """Create the pool, or attach to the one of that name; without `blocks` only attach.
+
+        `spec` may be left out to attach to whatever is there. Raises PoolMismatchError (its text and its
+        metadata `fields` name what differs), PoolNotFoundError, DeviceFullError, LimitExceededError,
+        UnavailableError, DeadlineExceededError.
+        """
+        session = self._session
+        session.check_usable()
+        if spec is None:
+            if blocks:
+                raise InvalidArgumentError(
+                    f"blocks={blocks} without a spec; pool(name, spec, blocks) creates"
+                )
+            found: pb.GetPoolResponse = session.ask(
+                session.pool_service.GetPool, pb.GetPoolRequest(name=name)
+            )
+            spec = spec_from_proto(found.pool.spec)
+        request = pb.CreatePoolRequest(
+            request_id=new_request_id(), name=name, spec=spec_to_proto(spec), blocks=blocks
+        )
+        answer: pb.CreatePoolResponse = session.call(
+            session.pool_service.CreatePool, request, session.check_usable
+        )
+        return self._attach(answer, spec)
+
+    def _attach(self, answer: pb.CreatePoolResponse, spec: KVSpec) -> Pool:
+        session = self._session
+        identity = session.connected()
+        path = session.endpoint.attach_path
+        descriptors = ask_memory(path, identity.token, answer.pool.name, session.timeout_s)
+        try:
+            if (identity.epoch, descriptors.pool_id) != (answer.epoch, answer.pool.pool_id):
+                raise PoolNotFoundError(
+                    f"pool {answer.pool.name!r} was replaced meanwhile; call pool() again"
+                )
+            memory = PoolMemory(descriptors, spec, answer.pool.blocks_total)
+        finally:
+            descriptors.close()
+        pool = Pool(session, identity.session_id, answer.pool, memory, self)
+        session.adopt_pool(pool, identity.session_id)
+        return pool
+
+    def close(self) -> None:
+        """Release all leases and end the session. Harmless twice and in a forked child."""
+        self._session.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(
+    endpoint: str | os.PathLike[str] | None = None,
+    *,
+    device: str | None = None,
+    name: str = "",
+    timeout: float = DEFAULT_TIMEOUT_S,
+) -> Client:
+    """Open a session with a device's daemon.
+
+    endpoint  a run directory or a device's directory in it; default $KVD_ENDPOINT, else $KVD_RUN_DIR, else
+              /run/kvd for root, $XDG_RUNTIME_DIR/kvd, or /tmp/kvd-UID
+    device    default: the only or the first one there
+    name      for `kvctl session list`
+    timeout   deadline of every call, in seconds
+
+    Raises DeviceUnavailableError, DeadlineExceededError.
+    """
+    session = Session(find_endpoint(endpoint, device), name or f"pid {os.getpid()}", timeout)
+    session.start()
+    return Client(session)

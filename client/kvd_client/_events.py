@@ -1,0 +1,66 @@
+"""What the daemon tells a worker unasked."""
+
+from collections import deque
+from dataclasses import dataclass
+from threading import Condition
+
+MAX_WAITING_EVENTS = 1024  # events; of a worker that never looks only the newest are kept
+
+
+@dataclass(frozen=True)
+class LeaseRevoked:
+    """An operator took a lease away. It raises LeaseRevokedError when used; stop writing to it."""
+
+    lease_id: int
+    cause: str
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """Others wait for blocks: compress or release something."""
+
+    pool: str
+    wanted_blocks: int
+
+
+@dataclass(frozen=True)
+class Draining:
+    """The daemon stops soon and grants no new leases."""
+
+
+@dataclass(frozen=True)
+class SessionLost:
+    """The daemon restarted or forgot the session: its leases are gone. A new session opens by itself."""
+
+    session_id: str
+    cause: str
+
+
+Event = LeaseRevoked | Pressure | Draining | SessionLost
+
+
+class Events:
+    """A queue of events, oldest first. Safe to read from any thread."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Event] = deque(maxlen=MAX_WAITING_EVENTS)
+        self._arrived = Condition()
+
+    def get(self, timeout: float) -> Event | None:
+        """The next event, or None if none came within `timeout` seconds."""
+        with self._arrived:
+            arrived = self._arrived.wait_for(lambda: len(self._waiting) > 0, timeout)
+            return self._waiting.popleft() if arrived else None
+
+    def drain(self) -> list[Event]:
+        """Those that are there already, without waiting: cheap enough for every decode step."""
+        with self._arrived:
+            events = list(self._waiting)
+            self._waiting.clear()
+            return events
+
+    def put(self, event: Event) -> None:
+        """Called by the session. Drops the oldest one when full."""
+        with self._arrived:
+            self._waiting.append(event)
+            self._arrived.notify()

@@ -1,0 +1,80 @@
+"""Making room for more tokens, in one call for many leases."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvd.errors import ConflictError, InvalidArgumentError, PoolExhaustedError
+from kvd.policy import Streaming
+from kvd.v1 import kvd_pb2 as pb
+from kvd_client._calls import LeaseCall
+from kvd_client._handle import LeaseHandle
+from kvd_client._session import Session, new_request_id
+from kvd_client._state import Skip, SlotState
+
+
+@dataclass(frozen=True)
+class Growth:
+    """`tokens` more for a lease, and `ahead_blocks` more than that if there are so many."""
+
+    handle: LeaseHandle
+    tokens: int
+    ahead_blocks: int
+
+    def lacks_blocks(self, block_size: int) -> bool:
+        """Whether the daemon has to be asked. Raises InvalidArgumentError, ConflictError."""
+        if self.tokens < 0:
+            raise InvalidArgumentError(f"extend({self.tokens}); 0 or more tokens are needed")
+        state = self.handle.state
+        if state.skip is None:
+            return state.length + self.tokens > state.table.size * block_size
+        if self.tokens != state.skip.tokens:
+            raise ConflictError(
+                f"extend({self.tokens}) before the {state.skip.tokens} tokens of the last extend() are in, "
+                f"{state.skip.skipped} of which are passed over; commit({state.skip.tokens}) first"
+            )
+        return False
+
+    def item(self, block_size: int, ahead: bool) -> pb.ExtendItem:
+        ahead_tokens = self.ahead_tokens(block_size) if ahead else 0
+        return pb.ExtendItem(progress=self.handle.progress(), tokens=self.tokens + ahead_tokens)
+
+    def ahead_tokens(self, block_size: int) -> int:
+        """None for a streaming lease: its blocks are recycled, and none earlier than need be."""
+        return 0 if isinstance(self.handle.policy, Streaming) else self.ahead_blocks * block_size
+
+    def skip(self, before: SlotState, answer: pb.LeaseState, block_size: int) -> Skip | None:
+        """The daemon counted the tokens that it passes over into the position."""
+        skipped = answer.position - before.position
+        if skipped == 0:
+            return None
+        assert isinstance(self.handle.policy, Streaming)
+        sink_slots = self.handle.policy.sink_blocks(block_size) * block_size
+        return Skip(self.tokens, max(0, sink_slots - before.length), skipped)
+
+
+def grow(session: Session, growths: Sequence[Growth], block_size: int) -> None:
+    """All or none. The caller holds the leases. Raises PoolExhaustedError, LimitExceededError."""
+    lacking = [growth for growth in growths if growth.lacks_blocks(block_size)]
+    if not lacking:
+        return
+    try:
+        _ask(session, lacking, block_size, ahead=True)
+    except PoolExhaustedError:
+        if not any(growth.ahead_tokens(block_size) for growth in lacking):
+            raise
+        _ask(session, lacking, block_size, ahead=False)
+
+
+def _ask(session: Session, growths: Sequence[Growth], block_size: int, ahead: bool) -> None:
+    before = [growth.handle.state for growth in growths]
+    request = pb.ExtendRequest(
+        request_id=new_request_id(), items=[growth.item(block_size, ahead) for growth in growths]
+    )
+
+    def apply(answer: pb.ExtendResponse) -> None:
+        for growth, state, told in zip(growths, before, answer.leases, strict=True):
+            growth.handle.learn(state.after(told, growth.skip(state, told, block_size)))
+
+    LeaseCall([growth.handle for growth in growths], session.lease_service.Extend, request, apply).make(
+        session
+    )

@@ -1,0 +1,79 @@
+"""What session, calls and the public lease share of one lease: its state, its lock, whether it is gone."""
+
+import weakref
+from threading import RLock
+
+from kvd.errors import ClosedError, KvdError, LeaseRevokedError
+from kvd.policy import Policy
+from kvd.v1 import kvd_pb2 as pb
+from kvd_client._calls import LeaseCall
+from kvd_client._session import Session
+from kvd_client._state import SlotState
+
+
+class LeaseHandle:
+    """`state` is replaced as a whole, by whoever holds `lock`."""
+
+    def __init__(self, session: Session, session_id: str, policy: Policy, answer: pb.LeaseState) -> None:
+        self.lease_id = answer.lease_id
+        self.policy = policy
+        self.lock = RLock()
+        self.unanswered: LeaseCall | None = None
+        self.state = SlotState.granted(answer)
+        self._session = session
+        self._said = self.state.standing
+        self._gone: KvdError | None = None
+        self._orphan = weakref.finalize(self, session.orphan, self.lease_id, session_id)
+        self._orphan.atexit = False
+
+    def check(self) -> None:
+        """Raises what makes this lease unusable."""
+        self._session.check_usable()
+        if self._gone is None:
+            return
+        if isinstance(self._gone, LeaseRevokedError):
+            self._orphan()  # who is told has stopped writing, so its blocks may go
+        raise type(self._gone)(str(self._gone))
+
+    def learn(self, state: SlotState) -> None:
+        """The daemon's word."""
+        self.state = state
+        self._said = state.standing
+
+    def progress(self) -> pb.LeaseProgress:
+        generation, length, position = self.state.standing
+        return pb.LeaseProgress(
+            lease_id=self.lease_id, generation=generation, length=length, position=position
+        )
+
+    def unsaid_progress(self) -> pb.LeaseProgress | None:
+        """Progress the daemon has not heard of; nothing while a call is under way, which tells it anyway."""
+        if not self.lock.acquire(blocking=False):
+            return None
+        try:
+            standing = self.state.standing
+            if standing == self._said or self._gone is not None or self.unanswered is not None:
+                return None
+            self._said = standing
+            return self.progress()
+        finally:
+            self.lock.release()
+
+    def lose(self, cause: KvdError) -> None:
+        """The session is gone: there is nothing to release."""
+        self._gone = cause
+        self._orphan.detach()
+
+    def fail(self, cause: KvdError) -> None:
+        """The daemon says that the lease is gone; only releasing is left."""
+        self._gone = cause
+
+    def revoke(self, cause: str) -> None:
+        self._gone = LeaseRevokedError(f"lease {self.lease_id} was taken away: {cause}; prefill again")
+
+    def end(self) -> None:
+        """The worker is done with it: the session's next call releases it."""
+        with self.lock:
+            if self._gone is None:
+                self._gone = ClosedError(f"lease {self.lease_id} was released; make a new one")
+            self._orphan()

@@ -1,0 +1,247 @@
+"""One sequence's right to blocks."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvd.convert import policy_to_proto
+from kvd.errors import InvalidArgumentError
+from kvd.policy import Policy
+from kvd.v1 import kvd_pb2 as pb
+from kvd_client._calls import LeaseCall, held
+from kvd_client._handle import LeaseHandle
+from kvd_client._queries import pack_queries
+from kvd_client._report import CompressionReport, Rope
+from kvd_client._session import new_request_id
+from kvd_client._state import BlockIds, Slots, positions, visible_slots
+
+if TYPE_CHECKING:
+    from kvd_client._pool import Pool
+
+
+class Lease:
+    """Made by `Pool.lease`. Use it as a context manager, or call `release()`.
+
+    A *slot* s of a lease lies in block `block_table[s // block_size]` at offset `s % block_size`. Slots below
+    `length` are in use; `position` is the next token's true position, above `length` after a compression.
+
+    Calls lock the lease against each other, but the slots are plain memory: write and read them only between
+    calls, and take block table and slots anew after `extend` of a streaming lease, `compress` and `seal`.
+
+    Every method may raise LeaseRevokedError, LeaseExpiredError or LeaseLostError (the lease is gone: prefill
+    again), ClosedError after release, ForkedClientError in a forked child; those that say "asks the daemon"
+    also UnavailableError and DeadlineExceededError. A lease that is garbage collected is released with the
+    client's next call.
+    """
+
+    def __init__(self, pool: "Pool", handle: LeaseHandle, lease_ahead: int) -> None:
+        self.pool = pool
+        self.lease_ahead = lease_ahead
+        self.handle = handle
+        self._session = pool.session
+
+    def __repr__(self) -> str:
+        state = self.handle.state
+        return (
+            f"Lease({self.lease_id}, {self.policy}, length={state.length}, position={state.position}, "
+            f"blocks={state.table.size})"
+        )
+
+    @property
+    def lease_id(self) -> int:
+        return self.handle.lease_id
+
+    @property
+    def policy(self) -> Policy:
+        """What `compress` keeps if it is told nothing else."""
+        return self.handle.policy
+
+    @property
+    def block_table(self) -> BlockIds:
+        """Block ids in slot order, int32, read-only."""
+        self.handle.check()
+        return self.handle.state.table
+
+    @property
+    def length(self) -> int:
+        """Slots in use: what attention reads."""
+        return self.handle.state.length
+
+    @property
+    def position(self) -> int:
+        """The next token's true position: what rotary embeddings and usage counts need."""
+        return self.handle.state.position
+
+    @property
+    def generation(self) -> int:
+        """Fencing token, +1 whenever slots move."""
+        return self.handle.state.generation
+
+    @property
+    def capacity(self) -> int:
+        """Slots of the block table."""
+        return self.handle.state.table.size * self.pool.spec.block_size
+
+    @property
+    def compressed_length(self) -> int:
+        """Leading slots that may hold another token in each layer and head (see `kept_positions`)."""
+        return self.handle.state.compressed_length
+
+    @property
+    def sealed_blocks(self) -> int:
+        """Leading blocks that are shared: never write to them."""
+        return self.handle.state.sealed_blocks
+
+    # Slots.
+
+    def slot_mapping(self, start: int, stop: int) -> Slots:
+        """Pool slots (block_id * block_size + offset) of the lease's slots [start, stop), int64."""
+        self.handle.check()
+        if not 0 <= start <= stop <= self.capacity:
+            raise InvalidArgumentError(
+                f"slots {start} to {stop} of a lease of {self.capacity}; extend() it first"
+            )
+        slots = np.arange(start, stop, dtype=np.int64)
+        return self.handle.state.pool_slots(slots, self.pool.spec.block_size)
+
+    def visible_slots(self) -> Slots:
+        """Lease slots that attention may read, int64: all in use, or the sinks and the last `window` of a
+        streaming lease. `slot_mapping(0, length)[visible_slots()]` are their pool slots."""
+        self.handle.check()
+        return visible_slots(self.handle.state, self.policy)
+
+    def kept_positions(self) -> npt.NDArray[np.int32]:
+        """The true position of the token in each slot, [layers, kv_heads, length]."""
+        self.handle.check()
+        return positions(self.handle.state, self.policy, self.pool.spec, self.pool.positions)
+
+    def gather(self, layer: int, framework: str = "torch") -> Any:
+        """Copies of K and V of the visible slots, each [visible, kv_heads, head_dim]."""
+        self.handle.check()
+        slots = self.slot_mapping(0, self.length)[self.visible_slots()]
+        return self.pool.gather(layer, slots, framework)
+
+    # Growing and shrinking.
+
+    def extend(self, tokens: int) -> Slots:
+        """Make room for `tokens` more; their pool slots, int64 [tokens]. Write all of them, then `commit`.
+
+        Asks the daemon only where blocks are missing, and then for `lease_ahead` blocks more. A streaming
+        lease moves its oldest blocks to the end instead of growing: `length` may fall. Where more tokens come
+        than its blocks hold, those in the middle are passed over: their slots lie in the null block.
+        Raises PoolExhaustedError, LimitExceededError.
+        """
+        return self.pool.extend_many([self], [tokens])[0]
+
+    def commit(self, tokens: int) -> None:
+        """`tokens` more are written. The daemon hears it with the next call or renewal."""
+        with self.handle.lock:
+            self.handle.check()
+            self.handle.state = self.handle.state.committed(tokens, self.pool.spec.block_size)
+
+    def trim(self) -> int:
+        """Give back the blocks that hold no token yet; how many. Asks the daemon."""
+        with held(self._session, [self.handle]):
+            state = self.handle.state
+            unused = state.table[self.pool.spec.blocks_for(state.length) :]
+            if unused.size == 0:
+                return 0
+            request = pb.ReleaseBlocksRequest(
+                request_id=new_request_id(), progress=self.handle.progress(), block_ids=unused.tolist()
+            )
+            self._make(self._session.lease_service.ReleaseBlocks, request)
+            return int(unused.size)
+
+    def seal(self, prefix_hashes: Sequence[bytes]) -> None:
+        """Make the leading full blocks immutable, and findable by `Pool.lease(prefix=...)`. Asks the daemon.
+
+        `prefix_hashes` are 32 bytes each, chained: a block's hash covers all tokens up to its end. Blocks
+        that somebody sealed before take the place of this lease's own: the block table changes.
+        """
+        with held(self._session, [self.handle]):
+            request = pb.SealRequest(
+                request_id=new_request_id(), progress=self.handle.progress(), prefix_hashes=prefix_hashes
+            )
+            self._make(self._session.lease_service.Seal, request)
+
+    def release(self) -> None:
+        """End the lease; you promise to have stopped writing. Asks the daemon. Harmless twice.
+
+        If the daemon cannot be asked now, the client's next call releases it. Does nothing in a forked child.
+        """
+        self.pool.release_many([self])
+
+    # Compression.
+
+    def compress(
+        self,
+        policy: Policy | None = None,
+        queries: Any = None,
+        row_lse: Any = None,
+        rope: Rope | None = None,
+        timeout: float | None = None,
+    ) -> CompressionReport:
+        """Keep what the policy (default: the lease's) keeps and give the freed blocks back. Asks the daemon.
+
+        queries  post-RoPE, of the lease's last W tokens: torch or numpy [layers, W, query_heads, head_dim_k],
+                 float32, float16 or bfloat16; needed by SnapKV, Dual and Span
+        row_lse  float32 [layers, W, query_heads], log-sum-exp of the queries' scaled scores; saves a pass
+        rope     needed by Streaming(rope="cache")
+
+        Have the worker's kernels that read or write this lease finished before. Afterwards table, length and
+        generation are new; `position` is as before. Raises CompressionRefusedError,
+        KernelWorkerUnavailableError, PoolExhaustedError (no blocks for the queries).
+        """
+        used = policy or self.policy
+        request = pb.CompressRequest(request_id=new_request_id())
+        if policy is not None:
+            request.policy.CopyFrom(policy_to_proto(policy))
+        if rope is not None:
+            request.rope.CopyFrom(pb.Rope(inv_freq=rope.inv_freq, style=rope.style))
+        if queries is None and used.needs_queries:
+            spec = self.pool.spec
+            needed = f"[{spec.layers}, window, query heads, {spec.head_dim_k}]"
+            raise InvalidArgumentError(f"{used} needs queries {needed}: compress(queries=...)")
+        service = self._session.lease_service
+        answer = self._vote(service.Compress, request, (queries, row_lse), timeout)
+        return CompressionReport.from_proto(answer.report)
+
+    def observe(self, queries: Any, row_lse: Any = None, timeout: float | None = None) -> int:
+        """Add the attention of the last tokens' queries to the running scores that H2O ranks by; the number
+        of slots that have scores now. Arguments and errors as for `compress`."""
+        request = pb.ObserveRequest(request_id=new_request_id())
+        answer = self._vote(self._session.lease_service.Observe, request, (queries, row_lse), timeout)
+        return int(answer.observed_length)
+
+    def _vote(self, method: Any, request: Any, tensors: tuple[Any, Any], timeout: float | None) -> Any:
+        """Make a call that may carry queries, which lie in scratch blocks as long as it lasts."""
+        queries, row_lse = tensors
+        with held(self._session, [self.handle]):
+            if queries is None:
+                request.progress.CopyFrom(self.handle.progress())
+                return self._make(method, request, timeout)
+            packed = pack_queries(queries, row_lse, self.pool.spec, self.length)
+            with self.pool.scratch(packed.payload) as scratch_lease_id:
+                request.progress.CopyFrom(self.handle.progress())
+                request.queries.CopyFrom(packed.to_proto(scratch_lease_id))
+                return self._make(method, request, timeout)
+
+    def _make(self, method: Any, request: Any, timeout: float | None = None) -> Any:
+        def apply(answer: Any) -> None:
+            if isinstance(answer, pb.ObserveResponse):
+                self.handle.learn(self.handle.state)
+            else:
+                self.handle.learn(self.handle.state.after(answer.lease))
+
+        return LeaseCall([self.handle], method, request, apply).make(self._session, timeout)
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

@@ -1,0 +1,240 @@
+"""A pool as this process sees it: its memory, and leases of its blocks."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvd.convert import policy_to_proto, runs_from_proto
+from kvd.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    DeviceUnavailableError,
+    ExhaustedError,
+    InvalidArgumentError,
+    KvdError,
+    NotFoundError,
+)
+from kvd.policy import Dense, Policy
+from kvd.spec import KVSpec
+from kvd.v1 import kvd_pb2 as pb
+from kvd_client._calls import held
+from kvd_client._growth import Growth, grow
+from kvd_client._handle import LeaseHandle
+from kvd_client._lease import Lease
+from kvd_client._memory import PoolMemory
+from kvd_client._session import Session, new_request_id
+from kvd_client._state import Slots
+
+MAX_TOKENS = (1 << 31) - 1  # of one lease; positions are int32
+DEFAULT_LEASE_AHEAD = 1  # blocks; a decode step then asks the daemon every 2 * block_size tokens
+
+
+@dataclass(frozen=True)
+class LeaseWish:
+    """One sequence to be.
+
+    tokens       to make room for, a shared prefix included
+    policy       what the lease keeps when it is compressed; Streaming also decides how it grows
+    prefix       hashes of leading sealed blocks to share, as in `Lease.seal`, all of them or none
+    lease_ahead  blocks that `extend` asks for beyond what it needs
+    """
+
+    tokens: int = 0
+    policy: Policy = field(default_factory=Dense)
+    prefix: Sequence[bytes] = ()
+    lease_ahead: int = DEFAULT_LEASE_AHEAD
+
+
+class Pool:
+    """Made by `Client.pool`. Thread-safe. `close()` (or `with`) releases the leases made through it.
+
+    Views of its memory stay valid as long as anybody holds them, also after `close()`.
+    """
+
+    def __init__(
+        self, session: Session, session_id: str, pool: pb.Pool, memory: PoolMemory, keeper: object
+    ) -> None:
+        self.name = pool.name
+        self.pool_id = pool.pool_id
+        self.spec: KVSpec = memory.spec
+        self.session = session
+        self.session_id = session_id
+        self._memory = memory
+        self._keeper = keeper  # a client nobody else holds must live as long as its pools
+        self._gone: KvdError | None = None
+        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
+        self._unanswered: list[pb.LeaseRequest] = []
+
+    def __repr__(self) -> str:
+        return f"Pool({self.name!r}, {self.blocks} blocks, {self.spec})"
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that can be leased; views have one more, the null block 0."""
+        return self._memory.blocks_total - 1
+
+    def check(self) -> None:
+        """Raises ClosedError after close() or a lost session, ForkedClientError in a forked child."""
+        self.session.check_usable()
+        if self._gone is not None:
+            raise type(self._gone)(str(self._gone))
+
+    def lose(self, cause: KvdError) -> None:
+        """The session is gone."""
+        self._gone = cause
+
+    # Memory.
+
+    @property
+    def positions(self) -> npt.NDArray[np.int32]:
+        """The positions plane, int32 [blocks, layers, kv_heads, block_size], read-only: valid for the slots
+        of a lease below its `compressed_length`. `Lease.kept_positions` completes it."""
+        self.check()
+        return self._memory.positions
+
+    def layer(self, index: int, framework: str = "torch") -> Any:
+        """K and V of one layer, each [blocks, block_size, kv_heads, head_dim], strided, without a copy.
+
+        framework="torch": tensors of the pool's dtype; "numpy": arrays, where bfloat16 is uint16 and float8
+        uint8, the bit patterns. Every process that maps the pool sees the same bytes; write only into the
+        slots of your own leases.
+        """
+        self.check()
+        return self._memory.layer(index, framework)
+
+    def write(self, layer: int, slots: Slots, k: Any, v: Any) -> None:
+        """Store K [n, kv_heads, head_dim_k] and V [n, kv_heads, head_dim_v] in pool slots [n].
+
+        Torch tensors of any float type, or numpy arrays of the type that `layer` has.
+        """
+        self.check()
+        self._memory.write(layer, slots, k, v)
+
+    def gather(self, layer: int, slots: Slots, framework: str = "torch") -> Any:
+        """Copies of K and V in pool slots [n], each [n, kv_heads, head_dim]."""
+        self.check()
+        return self._memory.gather(layer, slots, framework)
+
+    # Leases.
+
+    def lease(
+        self,
+        tokens: int = 0,
+        policy: Policy | None = None,
+        prefix: Sequence[bytes] = (),
+        lease_ahead: int = DEFAULT_LEASE_AHEAD,
+    ) -> Lease:
+        """Lease blocks for one sequence; see LeaseWish. Asks the daemon.
+
+        Raises PoolExhaustedError, LimitExceededError, PrefixNotFoundError, UnavailableError,
+        DeadlineExceededError.
+        """
+        return self.lease_many([LeaseWish(tokens, policy or Dense(), prefix, lease_ahead)])[0]
+
+    def lease_many(self, wishes: Sequence[LeaseWish]) -> list[Lease]:
+        """Lease for several sequences, all or none, in one call. Raises as `lease`."""
+        self.check()
+        if not wishes:
+            return []
+        items = [
+            pb.LeaseItem(
+                tokens=_whole("tokens", wish.tokens),
+                policy=policy_to_proto(wish.policy),
+                prefix_hashes=wish.prefix,
+            )
+            for wish in wishes
+        ]
+        answers = self._grant(pb.LeaseRequest(request_id=new_request_id(), pool=self.name, items=items))
+        return [self._adopt(wish, answer) for wish, answer in zip(wishes, answers, strict=True)]
+
+    def extend_many(self, leases: Sequence[Lease], tokens: Sequence[int]) -> list[Slots]:
+        """`Lease.extend` for several leases, all or none, in at most one call."""
+        handles = [lease.handle for lease in leases]
+        block_size = self.spec.block_size
+        with held(self.session, handles):
+            growths = [
+                Growth(lease.handle, count, lease.lease_ahead)
+                for lease, count in zip(leases, tokens, strict=True)
+            ]
+            grow(self.session, growths, block_size)
+            return [
+                handle.state.slots_of_next(count, block_size)
+                for handle, count in zip(handles, tokens, strict=True)
+            ]
+
+    def release_many(self, leases: Sequence[Lease]) -> None:
+        """`Lease.release` for several leases, in one call."""
+        if self.session.is_foreign:
+            return
+        for lease in leases:
+            lease.handle.end()
+        self.session.release_orphans()
+
+    def _adopt(self, wish: LeaseWish, answer: pb.LeaseState) -> Lease:
+        handle = LeaseHandle(self.session, self.session_id, wish.policy, answer)
+        self.session.adopt_lease(handle.lease_id, handle, self.session_id)
+        lease = Lease(self, handle, wish.lease_ahead)
+        self._leases.add(lease)
+        return lease
+
+    def _grant(self, request: pb.LeaseRequest) -> list[pb.LeaseState]:
+        """Make a call that leases. One that broke off may have leased: the next one gives that back."""
+        while self._unanswered:
+            self._give_back(self._unanswered.pop())
+        return self._lease_once(request)
+
+    def _lease_once(self, request: pb.LeaseRequest) -> list[pb.LeaseState]:
+        try:
+            answer: pb.LeaseResponse = self.session.call(
+                self.session.lease_service.Lease, request, self.check
+            )
+        except (DeadlineExceededError, DeviceUnavailableError):
+            self._unanswered.append(request)
+            raise
+        return list(answer.leases)
+
+    def _give_back(self, request: pb.LeaseRequest) -> None:
+        """Repeated with its request id, the call says what it leased; or it is refused and leased nothing."""
+        with suppress(ExhaustedError, NotFoundError, InvalidArgumentError):
+            for answer in self._lease_once(request):
+                self.session.orphan(answer.lease_id, self.session_id)
+
+    @contextmanager
+    def scratch(self, payload: npt.NDArray[np.uint8]) -> Iterator[int]:
+        """The id of a lease whose blocks hold `payload`, for the time of one call. For `Lease.compress`."""
+        blocks = -(-payload.size // self.spec.block_bytes)
+        item = pb.LeaseItem(tokens=blocks * self.spec.block_size)
+        request = pb.LeaseRequest(request_id=new_request_id(), pool=self.name, items=[item], scratch=True)
+        (answer,) = self._grant(request)
+        with ExitStack() as stack:
+            stack.callback(self.session.orphan, answer.lease_id, self.session_id)
+            self._memory.write_blocks(runs_from_proto(answer.appended), payload)
+            yield answer.lease_id
+        self.session.release_orphans()
+
+    def close(self) -> None:
+        """Release the leases made through this. Harmless twice and in a forked child."""
+        if self.session.is_foreign or self._gone is not None:
+            return
+        self.release_many(list(self._leases))
+        self._gone = ClosedError(f"this handle of pool {self.name!r} is closed; call client.pool() again")
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _whole(name: str, value: int) -> int:
+    if not 0 <= value <= MAX_TOKENS:
+        raise InvalidArgumentError(f"{name}={value}; 0 to {MAX_TOKENS} are possible")
+    return value

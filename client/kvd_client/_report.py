@@ -1,0 +1,58 @@
+"""What a compression did, and what it may need to know of the model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kvd.v1 import kvd_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Rope:
+    """The model's rotary embedding, for Streaming(rope="cache").
+
+    inv_freq  inverse frequencies as the model uses them (YaRN or llama3 scaling applied),
+              at most head_dim_k / 2
+    style     "half_split" (Llama, Qwen, Mistral) or "interleaved" (GPT-J)
+    """
+
+    inv_freq: Sequence[float]
+    style: str = "half_split"
+
+
+@dataclass(frozen=True)
+class CompressionReport:
+    """What a compression did.
+
+    mass_retained  float32 [layers], the share of the queries' attention that the kept tokens had; empty
+                   where no queries were given
+    kernel_time    seconds in the kernel worker
+    """
+
+    tokens_before: int
+    tokens_kept: int
+    blocks_before: int
+    blocks_after: int
+    unchanged: bool
+    out_of_place: bool
+    kernel_time: float
+    mass_retained: npt.NDArray[np.float32] = field(compare=False)
+
+    @property
+    def blocks_freed(self) -> int:
+        return self.blocks_before - self.blocks_after
+
+    @classmethod
+    def from_proto(cls, report: pb.CompressionReport) -> "CompressionReport":
+        return cls(
+            report.tokens_before,
+            report.tokens_kept,
+            report.blocks_before,
+            report.blocks_after,
+            report.unchanged,
+            report.out_of_place,
+            report.kernel_time.ToNanoseconds() / 1e9,
+            np.asarray(report.mass_retained, np.float32),
+        )
