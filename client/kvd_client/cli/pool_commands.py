@@ -52,7 +52,7 @@ def status(args: Namespace, output: Output) -> int:
     document = _status_document(args)
     output.show(document, status_page.page(document["devices"], document["pools"], output.screen))
     for device in document["devices"]:
-        if device["health"] == records.UNREACHABLE:
+        if device["health"] == records.UNREACHABLE and output.format != "table":  # the page says it itself
             complain(f"{device['device']}: {device['health_detail']}")
     return 0 if all(device["health"] == "serving" for device in document["devices"]) else 1
 
@@ -63,6 +63,9 @@ def _status_document(args: Namespace) -> Document:
     devices = [records.device_record(answer) for answer in answers.by_device.values()]
     devices += [records.unreachable_record(device, error) for device, error in answers.failures.items()]
     pools = _pool_records(answers, args.name)
+    if args.name is not None:
+        holders = {pool["device"] for pool in pools} | answers.failures.keys()
+        devices = [device for device in devices if device["device"] in holders]
     return {"devices": sorted(devices, key=lambda device: str(device["device"])), "pools": pools}
 
 
@@ -74,10 +77,9 @@ def _pool_records(answers: Answers[pb.GetStatusResponse], name: str | None) -> l
     ]
     named = [pool for pool in pools if name in (None, pool["name"])]
     if name is not None and not named:
-        there = (
-            f"there is {', '.join(sorted({pool['name'] for pool in pools}))}" if pools else "there is none"
-        )
-        raise PoolNotFoundError(f"no pool {name!r}; {there}")
+        there = ", ".join(sorted({pool["name"] for pool in pools})) or "none"
+        silent = "".join(f"; {device}: {error}" for device, error in answers.failures.items())
+        raise PoolNotFoundError(f"no pool {name!r}; there is {there}{silent}")
     return named
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from datetime import UTC
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -50,7 +51,11 @@ _SESSION_FIELDS = ("session_id", "client_name", "tenant", "pid", "uid", "state",
 
 
 def _time(stamp: Timestamp) -> str | None:
-    return f"{stamp.ToJsonString()}" if stamp.seconds else None
+    """RFC 3339 in UTC, to the millisecond."""
+    if not stamp.seconds:
+        return None
+    moment = stamp.ToDatetime(UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _age_seconds(stamp: Timestamp) -> float | None:

@@ -87,10 +87,10 @@ class Table:
         pad = _padder({name: widths[name] for name in shown}, numeric, screen)
         lines = [screen.paint(pad({name: name for name in shown}), "bold")]
         lines += [pad({name: cells[name][row] for name in shown}) for row in range(len(records))]
-        hidden = [name for name in self.columns if name not in shown]
+        hidden = len(self.columns) - len(shown)
         if hidden:
-            note = f"({len(hidden)} more: {', '.join(hidden)}; widen the terminal, or use -o json)"
-            lines += ["", *wrap(note, screen.width)]
+            fields = f"{hidden} more field{'s' * (hidden > 1)}"
+            lines.append(screen.paint(f"({fields}: widen, or use -o json)", "dim"))
         return lines
 
     def _fit(self, widths: dict[str, int], screen_width: int | None) -> list[str]:

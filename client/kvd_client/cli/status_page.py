@@ -8,7 +8,7 @@ from kvd_client.cli.sizes import show_bytes, show_percent, show_seconds
 PAGE_WIDTH = 100  # columns; wider lines are harder to read
 INDENT = "  "
 LEGEND_GAP = "   "
-LABEL_WIDTH = 9  # columns of a pool's left-hand words
+LABEL_WIDTH = 10  # columns of a pool's left-hand words
 HEALTH_STYLE = {"serving": "green", "starting": "yellow", "draining": "yellow"}
 
 # What a block can be, in the bar's order: field, word, mark, ASCII mark, colour.
@@ -122,14 +122,17 @@ def _legend(pool: Record, leasable: int, screen: Screen) -> list[str]:
 
 
 def _facts(pool: Record) -> list[tuple[str, str]]:
+    blocks = f"{pool['blocks_total'] - pool['blocks_null']:,} leasable, {show_bytes(pool['total_bytes'])}"
+    if pool["blocks_reserved"]:
+        blocks += f"; {pool['blocks_reserved']} of the free are kept for scratch"
     facts = [
-        (
-            "blocks",
-            f"{pool['blocks_total'] - pool['blocks_null']:,} leasable, {show_bytes(pool['total_bytes'])}",
-        ),
+        ("blocks", blocks),
         ("leases", f"{pool['leases']:,}, {_plural(pool['sink_blocks_locked'], 'sink block')} locked"),
         ("saved", _savings(pool)),
     ]
+    if pool["blocks_quarantined"]:
+        waiting = _plural(pool["blocks_quarantined"], "block")
+        facts.append(("quarantine", f"{waiting} until their writers' processes end: kvctl session list"))
     if pool["populated_bytes"] < pool["total_bytes"]:
         done = show_percent(pool["populated_bytes"], pool["total_bytes"])
         facts.append(("populated", f"{done}: {show_bytes(pool['populated_bytes'])} backed by memory so far"))
