@@ -1,0 +1,48 @@
+"""What compression needs from forward passes: the queries that vote, or running attention scores (H2O)."""
+
+from kvd.errors import InvalidArgumentError
+from kvd.policy import H2O, Policy, SnapKV, Span
+from kvd_client import CompressionReport, Lease
+from kvd_client.hf.queries import Queries
+
+OBSERVED_TOKENS = 256  # at once, or one block if that is more: their queries travel in one scratch lease
+
+
+class Pruning:
+    """Keeps one lease ready to be compressed with `policy`, and compresses it.
+
+    Raises InvalidArgumentError for policies that prune nothing on request.
+    """
+
+    def __init__(self, lease: Lease, policy: Policy) -> None:
+        if not isinstance(policy, SnapKV | Span | H2O):
+            raise InvalidArgumentError(f"{policy} has nothing to compress; use SnapKV, Dual, Span or H2O")
+        self._lease, self._policy = lease, policy
+        self._observed_at_once = max(OBSERVED_TOKENS, lease.pool.spec.block_size)
+        self.queries = Queries(lease.pool.spec.layers, None if isinstance(policy, H2O) else policy.window)
+
+    def commit(self, new_tokens: int) -> None:
+        """Count a forward pass's tokens; under H2O, add what they attended to.
+
+        Single tokens are added a block at a time, so that decoding does not wait for a call at every step.
+        """
+        self.queries.settle()
+        while isinstance(self._policy, H2O) and self.queries.count >= self._lease.pool.spec.block_size:
+            committed = self.queries.count - new_tokens
+            piece = min(self.queries.count, self._observed_at_once)
+            self._lease.commit(piece - committed)
+            self._observe(piece)
+            new_tokens -= piece - committed
+        self._lease.commit(new_tokens)
+
+    def compress(self) -> CompressionReport:
+        """Raises what Lease.compress raises."""
+        if not isinstance(self._policy, H2O):
+            return self._lease.compress(self._policy, queries=self.queries.oldest(self.queries.count))
+        if self.queries.count:
+            self._observe(self.queries.count)
+        return self._lease.compress(self._policy)
+
+    def _observe(self, tokens: int) -> None:
+        self._lease.observe(self.queries.oldest(tokens))
+        self.queries.drop_oldest(tokens)
