@@ -38,7 +38,7 @@ def select(
     if plan.target_tokens >= planes.length:
         return _everything(planes, plan)
     if plan.rope is not None:
-        plan.rope.check(planes)
+        plan.rope.check(planes, plan.sinks)
     if queries is not None:
         queries.check(planes)
     return SELECTORS[plan.method](backend, planes, plan, queries)

@@ -69,9 +69,7 @@ class HostBackend:
     def select(self, scores: FloatArray, count: int) -> IntArray:
         """See Backend. Partial sort for the cut, then one scan."""
         if not 0 <= count <= scores.shape[1]:
-            raise KernelInputError(
-                f"{count} of {scores.shape[1]} slots cannot be selected; lower target_tokens"
-            )
+            raise KernelInputError(f"{count} of {scores.shape[1]} slots wanted; lower target_tokens")
         return np.stack([_top(row, count) for row in scores])
 
     def observe(self, planes: KVPlanes, queries: WindowQueries) -> None:
@@ -100,7 +98,7 @@ class HostBackend:
 
     def rotate_keys(self, planes: KVPlanes, slots: IntArray, delta: int, rope: Rope) -> None:
         """See Backend. Keys are rotated in float64, then rounded to their storage."""
-        rope.check(planes)
+        rope.check(planes, slots.size)
         blocks, offsets = planes.block_table[slots // planes.block_size], slots % planes.block_size
         for layer, plane in enumerate(planes.k):
             stored = plane[blocks, offsets] if rope.originals is None else rope.originals[layer]

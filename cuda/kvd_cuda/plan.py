@@ -31,14 +31,19 @@ class Rope:
     style: str = "half"
     originals: Sequence[Array] | None = None
 
-    def check(self, planes: KVPlanes) -> None:
-        """Raise KernelInputError unless `planes` keys can be rotated by this."""
+    def check(self, planes: KVPlanes, slot_count: int) -> None:
+        """Raise KernelInputError unless `slot_count` keys of `planes` can be rotated by this."""
         if planes.dtype == "float8_e4m3fn":
             raise KernelInputError('fp8 keys cannot be rotated again (3 mantissa bits); use rope="original"')
         if self.style not in ROPE_STYLES:
             raise KernelInputError(f"rope style {self.style!r}; use one of {', '.join(ROPE_STYLES)}")
         if self.inv_freq.dtype != np.float64 or not 0 < 2 * self.inv_freq.size <= planes.head_dim_k:
             raise KernelInputError("inv_freq must be float64 with at most head_dim / 2 entries")
+        shape = (slot_count, planes.kv_heads, planes.head_dim_k)
+        if self.originals is not None and [(o.shape, o.dtype) for o in self.originals] != [
+            (shape, plane.dtype) for plane in planes.k
+        ]:
+            raise KernelInputError(f"originals must be {shape} of {planes.k[0].dtype} for every layer")
 
 
 @dataclass(frozen=True, kw_only=True)

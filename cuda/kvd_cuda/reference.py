@@ -76,11 +76,19 @@ def top(scores: DoubleArray, count: int) -> list[int]:
 
 
 def gap_at_cut(scores: DoubleArray, count: int) -> float:
-    """Relative distance between the last kept and the first dropped score; infinite if nothing is dropped."""
+    """Relative distance of the last kept score from the next that could change the set; inf if none could.
+
+    Equal scores at the cut (max pooling makes plateaus) are settled by their index, in any precision; then
+    the distance to the nearest different score counts.
+    """
     if not 0 < count < len(scores):
         return float("inf")
     ordered = np.sort(scores)[::-1]
-    return float((ordered[count - 1] - ordered[count]) / max(abs(ordered[count - 1]), np.finfo(float).tiny))
+    last = ordered[count - 1]
+    rivals = ordered[count:] if last != ordered[count] else ordered[ordered != last]
+    if rivals.size == 0:
+        return float("inf")
+    return float(np.abs(rivals - last).min() / max(abs(last), np.finfo(np.float64).tiny))
 
 
 def keep_top(scores: DoubleArray, length: int, budget: int, sinks: int) -> list[int]:
