@@ -16,7 +16,7 @@ NUMBERS_DRAWN = 40  # to choose answers from; more than the prose can rule out
 DEPTH_OF_FIRST, DEPTH_OF_LAST = 0.05, 0.95  # of the document; where distractors may stand
 
 CITIES = ("Paris", "London", "Berlin", "Madrid", "Rome", "Vienna", "Athens", "Lisbon", "Dublin", "Warsaw")
-WORDS = ("violin", "tiger", "lemon", "hammer", "rocket", "bamboo", "copper", "falcon", "guitar", "helmet")
+WORDS = ("walnut", "tiger", "lemon", "hammer", "banana", "bamboo", "copper", "falcon", "guitar", "helmet")
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,10 @@ def _fetch_and_extract(folder: Path) -> None:
             for member in members:
                 name = Path(member.name).name
                 if name in SHA256 and (content := members.extractfile(member)) is not None:
-                    (folder / name).write_bytes(_as_expected(name, content.read()))
+                    (folder / name).write_bytes(as_expected(name, content.read()))
 
 
-def _as_expected(name: str, content: bytes) -> bytes:
+def as_expected(name: str, content: bytes) -> bytes:
     if hashlib.sha256(content).hexdigest() != SHA256[name]:
         raise MaterialUnavailableError(f"{name} of {PACKAGE} is not the file the figures were measured with")
     return content
