@@ -91,3 +91,7 @@ def _announce(settings: Settings) -> None:
     size = _gib(settings.host_memory_bytes)
     devices = ", ".join(f"host{index} {size}" for index in range(settings.devices))
     print(f"kvd ready: {devices}; run dir {settings.run_dir}; pid {os.getpid()}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

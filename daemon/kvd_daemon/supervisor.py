@@ -64,7 +64,8 @@ class Supervisor:
         self._announce = announce
         self._selector = selectors.DefaultSelector()
         self._daemons: dict[str, Daemon] = {}
-        self._restarts: dict[str, tuple[float, float]] = {}  # device: when, next backoff
+        self._due: dict[str, float] = {}  # device: when its next daemon starts
+        self._backoffs_s: dict[str, float] = {}
         self._announced = False
         self._stopping = False
 
@@ -84,12 +85,14 @@ class Supervisor:
             self._selector.close()
 
     def _step(self, signals_fd: int) -> int:
-        """Wait for one thing to happen; the exit status if it is the last one, else 0."""
+        """Wait for things to happen; the exit status if they end it, else 0."""
         for key, _ in self._selector.select(self._patience_s()):
             if key.fd == signals_fd:
                 self._stopping = True
                 continue
             daemon: Daemon = key.data
+            if self._daemons.get(daemon.device) is not daemon:
+                continue  # forgotten a moment ago
             if key.fd == daemon.pidfd:
                 if (status := self._died(daemon)) != 0:
                     return status
@@ -97,12 +100,13 @@ class Supervisor:
                 self._selector.unregister(daemon.ready_fd)
                 daemon.ready = os.read(daemon.ready_fd, 1) == b"1"
         self._announce_when_ready()
-        return self._restart_due()
+        self._do_what_is_due()
+        return 0
 
     def _patience_s(self) -> float | None:
         """Until the next thing is due that no descriptor tells."""
         now = time.monotonic()
-        due = [when for when, _ in self._restarts.values()]
+        due = list(self._due.values())
         due += [daemon.started + READY_DEADLINE_S for daemon in self._daemons.values() if not daemon.ready]
         return max(0.0, min(due) - now) if due else None
 
@@ -121,28 +125,30 @@ class Supervisor:
     def _died(self, daemon: Daemon) -> int:
         self._forget(daemon)
         status = daemon.process.returncode
-        if status == OPERATOR_MISTAKE or (not daemon.ready and not self._announced):
+        if not daemon.ready and not self._announced:
             LOG.error("the daemon of %s ended with status %d before it served", daemon.device, status)
             return OPERATOR_MISTAKE if status == OPERATOR_MISTAKE else 1
-        lived_s = time.monotonic() - daemon.started
-        _, backoff_s = self._restarts.get(daemon.device, (0.0, FIRST_BACKOFF_S))
-        if lived_s > STEADY_S:
-            backoff_s = FIRST_BACKOFF_S
+        backoff_s = self._backoff_s(daemon)
         LOG.error("the daemon of %s ended with status %d; restart in %g s", daemon.device, status, backoff_s)
-        self._restarts[daemon.device] = time.monotonic() + backoff_s, min(2 * backoff_s, MAX_BACKOFF_S)
+        self._due[daemon.device] = time.monotonic() + backoff_s
         return 0
 
-    def _restart_due(self) -> int:
+    def _backoff_s(self, dead: Daemon) -> float:
+        """Longer each time, unless it had run for long."""
+        steady = time.monotonic() - dead.started > STEADY_S
+        backoff_s = FIRST_BACKOFF_S if steady else self._backoffs_s.get(dead.device, FIRST_BACKOFF_S)
+        self._backoffs_s[dead.device] = min(2 * backoff_s, MAX_BACKOFF_S)
+        return backoff_s
+
+    def _do_what_is_due(self) -> None:
         now = time.monotonic()
-        for device, (when, backoff_s) in list(self._restarts.items()):
-            if when <= now and device not in self._daemons:
-                self._start(device)
-                self._restarts[device] = float("inf"), backoff_s
-        for daemon in list(self._daemons.values()):
+        for device in [device for device, when in self._due.items() if when <= now]:
+            del self._due[device]
+            self._start(device)
+        for daemon in self._daemons.values():
             if not daemon.ready and now > daemon.started + READY_DEADLINE_S:
                 LOG.error("the daemon of %s does not get ready; it is killed", daemon.device)
                 daemon.process.kill()
-        return 0
 
     def _announce_when_ready(self) -> None:
         everyone = len(self._daemons) == self._settings.devices

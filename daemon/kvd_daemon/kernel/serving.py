@@ -1,0 +1,191 @@
+"""The kernel worker's work: one request after the other.
+
+It owns nothing: everything it knows is told by the daemon, so it can be killed at any time and started again.
+"""
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from kvd.spec import KVSpec
+from kvd_cuda.compress import compress
+from kvd_cuda.dtypes import IntArray
+from kvd_cuda.errors import KernelInputError
+from kvd_cuda.host import HostBackend
+from kvd_cuda.plan import CompressPlan, Rope
+from kvd_cuda.planes import KVPlanes
+from kvd_cuda.queries import WindowQueries
+from kvd_daemon.kernel import messages as m
+from kvd_daemon.kernel import wire
+from kvd_daemon.kernel.mapped_pool import MappedPool
+from kvd_daemon.kernel.warm import warm_up
+
+MAX_FDS = 2  # per message: a pool's bytes and its sidecar
+RECEIVE_BYTES = 1 << 20  # bytes per recvmsg
+LOG = logging.getLogger("kvd.kernel")
+
+
+class DaemonGoneError(Exception):
+    """The daemon closed the socket."""
+
+
+class DaemonLink:
+    """The socket to the daemon: whole messages and the descriptors that come with them."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._received = bytearray()
+        self._fds: list[int] = []
+
+    def receive(self) -> m.Message:
+        """The next message. Raises DaemonGoneError at the end, WireError on nonsense."""
+        header_bytes, body_bytes = wire.sizes(self._exactly(wire.PREFIX.size))
+        return wire.decode(self._exactly(header_bytes), self._exactly(body_bytes))
+
+    def take_fds(self) -> tuple[int, int]:
+        """The two descriptors of the message just received."""
+        pool_fd, sidecar_fd = self._fds
+        self._fds = []
+        return pool_fd, sidecar_fd
+
+    def send(self, reply: m.Reply) -> None:
+        self._connection.sendall(wire.encode(reply))
+
+    def _exactly(self, count: int) -> bytes:
+        while len(self._received) < count:
+            data, fds, _, _ = socket.recv_fds(self._connection, RECEIVE_BYTES, MAX_FDS)
+            if not data:
+                raise DaemonGoneError
+            self._received += data
+            self._fds += fds
+        taken = bytes(self._received[:count])
+        del self._received[:count]
+        return taken
+
+
+class AnnouncingBackend(HostBackend):
+    """Says so before the first byte of a lease moves."""
+
+    def __init__(self, announce: Callable[[], None]) -> None:
+        super().__init__()
+        self._announce = announce
+
+    def compact(self, planes: KVPlanes, kept: IntArray, destination: IntArray) -> None:
+        self._announce()
+        super().compact(planes, kept, destination)
+
+    def observe(self, planes: KVPlanes, queries: WindowQueries) -> None:
+        self._announce()
+        super().observe(planes, queries)
+
+    def rotate_keys(self, planes: KVPlanes, slots: IntArray, delta: int, rope: Rope) -> None:
+        self._announce()
+        super().rotate_keys(planes, slots, delta, rope)
+
+
+class KernelWorker:
+    """Pools by id, and what to do for each message."""
+
+    def __init__(self, link: DaemonLink) -> None:
+        self._link = link
+        self._pools: dict[str, MappedPool] = {}
+        self._backend = AnnouncingBackend(lambda: link.send(m.Moving()))
+
+    def serve(self) -> None:
+        """Until the daemon is gone. Anything unforeseen ends this process; the daemon starts another."""
+        while True:
+            request = self._link.receive()
+            started = time.monotonic_ns()
+            try:
+                done = self._perform(request)
+            except KernelInputError as error:
+                self._link.send(m.Failed(str(error), caller_mistake=True))
+            except OSError as error:
+                self._link.send(m.Failed(str(error), caller_mistake=False))
+            else:
+                self._link.send(replace(done, kernel_ns=time.monotonic_ns() - started))
+
+    def _perform(self, request: m.Message) -> m.Done:
+        match request:
+            case m.MapPool(pool_id, spec, blocks_total):
+                self._pools[pool_id] = MappedPool(KVSpec(**spec), blocks_total, *self._link.take_fds())
+            case m.UnmapPool(pool_id):
+                self._pools.pop(pool_id).close()
+            case m.Populate(pool_id, offset, byte_count):
+                self._pools[pool_id].populate(offset, byte_count)
+            case m.Scrub(pool_id, runs):
+                self._pools[pool_id].scrub(runs)
+            case m.Observe():
+                self._observe(request)
+            case m.Compress():
+                return self._compress(request)
+            case m.Ping():
+                pass
+            case _:
+                raise wire.WireError(f"{type(request).__name__} is no request")
+        return m.Done()
+
+    def _observe(self, request: m.Observe) -> None:
+        pool = self._pools[request.pool_id]
+        queries = pool.queries(request)
+        assert queries is not None, "an observation without queries"
+        self._backend.observe(pool.lease(request), queries)
+
+    def _compress(self, request: m.Compress) -> m.Done:
+        pool = self._pools[request.pool_id]
+        pool.scrub(request.scrub_runs)
+        planes, queries = pool.lease(request), pool.queries(request)
+        if request.method == "h2o" and queries is not None:
+            planes = self._observed(planes, queries)
+        result = compress(self._backend, planes, _plan(request), queries)
+        blocks = np.zeros(0, np.int32) if result.kept_block_indices is None else result.kept_block_indices
+        mass = np.zeros(0, np.float32) if result.mass_retained is None else result.mass_retained
+        return m.Done(
+            kept_tokens=result.kept_length,
+            kept_blocks=blocks.astype(np.int32),
+            mass_retained=mass.astype(np.float32),
+        )
+
+    def _observed(self, planes: KVPlanes, queries: WindowQueries) -> KVPlanes:
+        """H2O with queries is an observation and a compression in one."""
+        unobserved = planes.length - planes.observed_length
+        if queries.count > unobserved:
+            raise KernelInputError(
+                f"queries of {queries.count} tokens, {unobserved} were not observed yet; none may vote twice"
+            )
+        self._backend.observe(planes, queries)
+        return replace(planes, observed_length=planes.length)
+
+
+def _plan(request: m.Compress) -> CompressPlan:
+    rope = Rope(request.inv_freq, request.rope_style) if request.inv_freq.size else None
+    return CompressPlan(
+        method=request.method,
+        target_tokens=request.target_tokens,
+        sinks=request.sinks,
+        window=request.window,
+        kernel=request.kernel,
+        pooling=request.pooling,
+        reduce=request.reduce,
+        destination_table=request.destination if request.destination.size else None,
+        rope=rope,
+    )
+
+
+def serve(connection: socket.socket, threads: int) -> None:
+    """Until the daemon is gone."""
+    torch.set_num_threads(threads)
+    warm_up()
+    link = DaemonLink(connection)
+    worker = KernelWorker(link)
+    try:
+        link.send(m.Ready())
+        worker.serve()
+    except (DaemonGoneError, ConnectionError):
+        LOG.info("the daemon is gone; kernel worker %d ends", os.getpid())

@@ -1,0 +1,30 @@
+"""Fixtures for every folder: real daemons."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .running_kvd import RunningKvd, running_kvd
+
+
+@pytest.fixture
+def kvd(tmp_path: Path) -> Iterator[RunningKvd]:
+    """A kvd of this test's own, with 256 MiB of host memory; stopped, and checked to leave nothing."""
+    with running_kvd(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def start_kvd(tmp_path: Path) -> Iterator[Callable[..., RunningKvd]]:
+    """start_kvd("--session-ttl", "300ms", ...): a kvd of this test's own with options."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *arguments: stack.enter_context(running_kvd(tmp_path, *arguments))
+
+
+@pytest.fixture(scope="module")
+def shared_kvd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningKvd]:
+    """One kvd for all tests of a module that leave it as they found it."""
+    with running_kvd(tmp_path_factory.mktemp("kvd")) as running:
+        yield running
