@@ -9,13 +9,13 @@ from kvd_client.hf import KvdCache, attach
 from .reference import sinks_and_window, streaming_llm
 from .tiny import BLOCK_SIZE, ROPE_TABLE, forward, generate, in_steps, some_ids, tiny_model
 
-TOKENS = 150
-SHAPES = [(4, 13), (8, 16), (0, 9), (3, 40), (16, 8)]  # sinks, window; a block is 8 tokens
+TOKENS = 90
+SHAPES = [(4, 13), (8, 16), (0, 9), (3, 40)]  # sinks, window; a block is 8 tokens
 STEPS = {
     "one by one": (1,) * TOKENS,
     "a prompt, then one by one": (30, *(1,) * (TOKENS - 30)),
-    "sevens": (*(7,) * 21, 3),
-    "appends beyond the window": (50, 50, 50),
+    "sevens": (*(7,) * 12, 6),
+    "appends beyond the window": (50, 40),
     "a prompt beyond sinks and window": (TOKENS,),
 }
 
