@@ -34,6 +34,11 @@ class Answers(Generic[T]):
     by_device: dict[str, T] = field(default_factory=dict)
     failures: dict[str, KvdError] = field(default_factory=dict)
 
+    def without(self, kind: type[KvdError]) -> "Answers[T]":
+        """The same, failures of that kind forgotten."""
+        left = {device: error for device, error in self.failures.items() if not isinstance(error, kind)}
+        return Answers(self.by_device, left)
+
 
 @dataclass(frozen=True)
 class Stubs:

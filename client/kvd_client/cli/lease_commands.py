@@ -4,6 +4,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
+from kvd.errors import NotFoundError
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client.cli import records
 from kvd_client.cli.fleet import Stubs, find_fleet
@@ -99,6 +100,8 @@ def list_sessions(args: Namespace, output: Output) -> int:
 
 def _show_rows(args: Namespace, output: Output, noun: str, ask: Callable[[Stubs], Page]) -> int:
     answers = find_fleet(args.run_dir, args.device, args.timeout).ask(ask)
+    if answers.by_device:  # a pool that one device has need not be on every other
+        answers = answers.without(NotFoundError)
     table, record = _LISTS[noun]
     rows = [record(device, row) for device, (page, _) in answers.by_device.items() for row in page]
     result = output.show_list(noun, rows, table, answers.failures)
