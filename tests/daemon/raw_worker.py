@@ -4,6 +4,7 @@ As a script, `python raw_worker.py RUN_DIR`: opens a session, makes pool "pool",
 prints the lease's id and waits to be killed.
 """
 
+import contextlib
 import queue
 import socket
 import sys
@@ -136,10 +137,8 @@ class RawWorker:
     def close(self) -> None:
         """End the session by the worker's own word."""
         self.stream.send(pb.ConnectRequest(close=pb.CloseSession()))
-        try:
+        with contextlib.suppress(grpc.RpcError):  # it may be over already
             self.stream.end()
-        except grpc.RpcError:
-            pass  # it was over before
         self.channel.close()
 
     def vanish(self) -> None:

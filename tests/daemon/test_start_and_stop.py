@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.running_kvd import RunningKvd, eventually, is_alive, running_kvd, start_kvd
 
-from ..running_kvd import RunningKvd, eventually, is_alive, running_kvd, start_kvd
 from .raw_worker import RawWorker
 
 

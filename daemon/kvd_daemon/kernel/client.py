@@ -136,6 +136,8 @@ class KernelClient:
         return answer
 
     def _begin_next(self) -> None:
+        while self._waiting and self._waiting[0].answer.done():
+            heapq.heappop(self._waiting)  # nobody wants it any more; its pool may be gone
         if not self.serving or self._running is not None or not self._waiting:
             return
         job = self._running = heapq.heappop(self._waiting)
