@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvd.policy import H2O, DEFAULT_SINKS, Dual, Policy, SnapKV, Span, Streaming
+from kvd.policy import DEFAULT_SINKS, H2O, Dual, Policy, SnapKV, Span, Streaming
 
 KEEPS = (0.08, 0.16, 0.25, 0.5)
 PUBLISHED_WINDOW = 32  # tokens; SnapKV's published runs
@@ -30,7 +30,7 @@ def _streaming(budget: Budget) -> Policy:
 
 
 def _h2o(budget: Budget) -> Policy:
-    return H2O(recent=budget.kept_tokens // 2, keep=budget.keep)
+    return H2O(recent=budget.kept_tokens // 2, keep=budget.kept_tokens)
 
 
 def _span(granularity: str) -> Callable[[Budget], Policy]:

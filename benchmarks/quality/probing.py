@@ -1,7 +1,7 @@
 """One prompt in the pool, compressed in every way, each asked the same probe through the real path.
 
-The prompt is prefilled once into a dense lease and sealed; every method leases its blocks by prefix, compresses
-them through the daemon, and answers from what is left in the pool. Probes leave no token behind.
+The prompt is prefilled once into a dense lease and sealed; every method leases its blocks by prefix,
+compresses them through the daemon, and answers from what is left in the pool. Probes leave no token behind.
 """
 
 import hashlib
@@ -117,13 +117,15 @@ class PromptInPool:
             yield lease
 
 
-def observed(model: Any, pool: Pool, token_ids: Sequence[int], steps: Sequence[tuple[Policy, Probe]]) -> list[Outcome]:
+def observed(
+    model: Any, pool: Pool, token_ids: Sequence[int], policies: Sequence[Policy], probe: Probe
+) -> list[Outcome]:
     """H2O: one prefill that observes every query, then each policy in turn, from the largest kept share
     to the smallest. The sets are nested, so this equals compressing each from the start."""
     outcomes = []
-    with pool.lease(len(token_ids), steps[0][0]) as lease:
+    with pool.lease(len(token_ids), policies[0]) as lease:
         prefill(model, KvdCache(lease, "when_asked"), token_ids)
-        for policy, probe in steps:
+        for policy in policies:
             report = lease.compress(policy, timeout=CALL_SECONDS)
             outcomes.append(Outcome(ask(model, lease, probe), report))
     return outcomes

@@ -1,0 +1,66 @@
+"""The measurements as a list of jobs, ordered so that a run may stop anywhere."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from .methods import KEEPS, METHODS
+from .tasks import NUMBER, NUMBER_AMONG_FIVE, PASSKEY, WORD
+
+LENGTHS = (1024, 2048, 4096)  # tokens
+DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the document
+SAMPLES_PER_CELL = 50  # so that a 95 % interval is about 0.2 wide
+SPAN_SAMPLES = 300  # without a loss they bound it below 1 % (rule of three)
+PROSE_SAMPLES = 10
+SPAN_METHODS = ("SnapKV max 21 (tuned)", "Span", "Span by block")
+TASK_NAMES = (NUMBER.name, PASSKEY.name, NUMBER_AMONG_FIVE.name, WORD.name)
+INSIDE, AFTER = "question inside", "question after"
+PROSE = "prose"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt and what to try on it. Equal jobs give equal results."""
+
+    suite: str
+    task: str
+    length: int
+    depth: float
+    seed: int
+    mode: str = INSIDE
+    keeps: tuple[float, ...] = KEEPS
+    methods: tuple[str, ...] = tuple(METHODS)
+
+    @property
+    def key(self) -> str:
+        """Finds a job that was done before."""
+        return f"{self.suite}/{self.task}/{self.length}/{self.depth}/{self.seed}/{self.mode}"
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def span_jobs() -> Iterator[Job]:
+    """Span at 0.16 beside tuned SnapKV, on enough samples to bound what it loses."""
+    for number in range(SPAN_SAMPLES):
+        task = TASK_NAMES[number % len(TASK_NAMES)]
+        depth = DEPTHS[number // len(TASK_NAMES) % len(DEPTHS)]
+        yield Job("span", task, LENGTHS[0], depth, 1000 + number, keeps=(0.16,), methods=SPAN_METHODS)
+
+
+def grid_jobs() -> Iterator[Job]:
+    """Every task, length, depth and mode; a round adds one seed: a sample per depth to each cell."""
+    for seed in range(SAMPLES_PER_CELL // len(DEPTHS)):
+        for depth in DEPTHS:
+            for length in LENGTHS:
+                for task in TASK_NAMES:
+                    yield Job("grid", task, length, depth, seed)
+                    yield Job("grid", task, length, depth, seed, AFTER)
+
+
+def prose_jobs() -> Iterator[Job]:
+    """Plain continuation: how far the next tokens' distributions move from dense."""
+    for seed in range(PROSE_SAMPLES):
+        yield Job("prose", PROSE, LENGTHS[1], 1.0, seed, keeps=(0.16,))
+
+
+SUITES = {"span": span_jobs, "grid": grid_jobs, "prose": prose_jobs}
