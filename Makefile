@@ -28,6 +28,13 @@ test: $(READY)
 	$(BIN)/pytest
 
 
+# Hours in full: it stops after MINUTES, keeps what it measured, and goes on from there the next time.
+MINUTES ?= 60
+bench-quality: $(READY)
+	cd benchmarks && PYTHONPATH=.:../examples ../$(BIN)/python -m quality.run --minutes $(MINUTES)
+	cd benchmarks && PYTHONPATH=.:../examples ../$(BIN)/python -m quality.streaming
+	cd benchmarks && PYTHONPATH=.:../examples ../$(BIN)/python -m quality.report
+
 # The stubs are made with old tools on purpose: they load on every protobuf from 5.29 on.
 PROTO_VENV := .cache/proto-venv
 $(PROTO_VENV)/.ready:
