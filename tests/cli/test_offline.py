@@ -42,6 +42,14 @@ def test_the_plan_says_where_the_folklore_number_comes_from(capsys: pytest.Captu
     assert "8 times too much" in text
 
 
+def test_yaml_without_pyyaml_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)  # what an import of a missing package meets
+    assert main([*PLAN, "-o", "yaml"]) == 2
+    assert "pip install 'kvd-pool[cli]', or use -o json" in capsys.readouterr().err
+
+
 def test_a_policy_that_cannot_is_refused_beside_those_that_can(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", "llama-3-8b", "--context", "128", "--window", "64"]) == 0
     assert "snapkv is refused: keep=0.15 of 128 tokens" in capsys.readouterr().out

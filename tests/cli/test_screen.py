@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvd_client.cli.screen import Screen, Table
+from kvd_client.cli.screen import Screen, Table, show_cell
 from kvd_client.cli.status_page import share
 
 TABLE = Table(("lease_id", "pool", "total_bytes", "policy"), elastic=("policy",))
@@ -24,6 +24,10 @@ def test_a_pipe_gets_every_column_uncut_and_without_colour() -> None:
         "       7  chat             1 MiB  streaming(sinks=4, window=1020)",
         "   12345  chat-long          5 B  -",
     ]
+
+
+def test_a_workers_words_cannot_steer_the_terminal() -> None:
+    assert show_cell("client_name", "\x1b[2Jme\n") == "?[2Jme?"
 
 
 def test_a_narrow_terminal_cuts_free_text_first() -> None:

@@ -63,7 +63,7 @@ def show_cell(name: str, value: Any) -> str:
         return show_seconds(value)
     if isinstance(value, int) and not name.endswith(("id", "generation")):
         return f"{value:,}"
-    return str(value)
+    return "".join(char if char.isprintable() else "?" for char in str(value))
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,11 @@ def _width(screen: Screen) -> int:
 
 def _device_lines(device: Record, screen: Screen) -> list[str]:
     health = screen.paint(device["health"], "bold", HEALTH_STYLE.get(device["health"], "red"))
+    # Never broken into lines: it may end in a command to copy.
+    detail = [INDENT + device["health_detail"]] if device["health_detail"] else []
     head = f"{screen.paint(device['device'], 'bold')}  {health}"
     if device["memory_bytes"] is None:
-        return [head, *wrap(device["health_detail"], _width(screen), INDENT)]
+        return [head, *detail]
     used, total = device["memory_used_bytes"], device["memory_bytes"]
     facts = [
         f"{show_bytes(used)} of {show_bytes(total)} in pools ({show_percent(used, total)})",
@@ -50,7 +52,6 @@ def _device_lines(device: Record, screen: Screen) -> list[str]:
         f"up {show_seconds(device['uptime_seconds'] or 0)}",
     ]
     identity = f"{device['kind']}, pid {device['pid']}, kvd {device['version']}, epoch {device['epoch']}"
-    detail = wrap(device["health_detail"], _width(screen), INDENT) if device["health_detail"] else []
     return [f"{head}  {', '.join(facts)}", *detail, screen.paint(INDENT + identity, "dim")]
 
 
