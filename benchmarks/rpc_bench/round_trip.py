@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health_pb2
 from rpc_bench.serving import BLOCK_SIZE, CALL_TIMEOUT_S, RawSession, cpu_seconds, running_echo, running_kvd
 
 POOL, POOL_BLOCKS = "round-trip", 20_000
 LARGE = 8192  # blocks: a 128k-token sequence
+NOTHING = "health check of kvd"  # a call to the daemon's own server that does nothing
 WARM_UP = 200  # rounds not counted
 
 Samples = dict[str, list[float]]
@@ -48,6 +50,7 @@ def _round(session: RawSession, echo: "grpc.UnaryUnaryMultiCallable[bytes, bytes
         return timed(samples, name, method, request)
 
     stub = session.leases
+    ask(NOTHING, session.health.Check, health_pb2.HealthCheckRequest())
     (small,) = ask("lease 1 block", stub.Lease, session.lease_request(POOL, [1])).leases
     ask("extend by 1 block", stub.Extend, session.extend_request(small, BLOCK_SIZE))
     ask("release 2 blocks", stub.Release, session.release_request([small]))

@@ -11,6 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import grpc
+from grpc_health.v1 import health_pb2_grpc
 from rpc_bench.echo import METHOD
 
 from kvd.convert import spec_to_proto
@@ -91,6 +92,7 @@ class RawSession:
         self._channel = grpc.insecure_channel(endpoint.grpc_target, options=CHANNEL_OPTIONS)
         self.leases = rpc.LeaseServiceStub(self._channel)
         self.admin = rpc.AdminServiceStub(self._channel)
+        self.health = health_pb2_grpc.HealthStub(self._channel)
         self._to_daemon: SimpleQueue[pb.ConnectRequest | None] = SimpleQueue()
         ticket = ask_ticket(endpoint.attach_path, CALL_TIMEOUT_S)
         self._to_daemon.put(pb.ConnectRequest(open=pb.OpenSession(ticket=ticket, client_name="bench")))
