@@ -35,7 +35,7 @@ class BlockTable:
     __slots__ = ("_count", "_ids")
 
     def __init__(self, ids: IntArray) -> None:
-        self._ids = ids
+        self._ids = ids  # perhaps shared with others: never written, since appending finds no room
         self._count = ids.size
 
     def __len__(self) -> int:
@@ -49,6 +49,8 @@ class BlockTable:
         return view
 
     def append(self, ids: IntArray) -> None:
+        if ids.size == 0:
+            return
         count = self._count + ids.size
         if count > self._ids.size:
             grown = np.empty(max(count, 2 * self._count, FIRST_CAPACITY), np.int32)

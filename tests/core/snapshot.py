@@ -1,0 +1,26 @@
+"""A deep copy of anything, comparable: what must be equal before and after a refused call."""
+
+from enum import Enum
+
+import numpy as np
+
+PLAIN = (int, float, str, bytes, bool, type(None), Enum)
+
+
+def snapshot(thing: object) -> object:
+    """Nested tuples of all values that can be reached, in their order."""
+    if isinstance(thing, PLAIN):
+        return thing
+    if isinstance(thing, np.ndarray):
+        return thing.tobytes()
+    if isinstance(thing, dict):
+        return tuple((snapshot(key), snapshot(value)) for key, value in thing.items())
+    if isinstance(thing, set | frozenset):
+        return tuple(sorted(thing))
+    if isinstance(thing, list | tuple):
+        return tuple(snapshot(value) for value in thing)
+    if hasattr(thing, "tobytes"):
+        return thing.tobytes()
+    names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+    values = {name: getattr(thing, name) for name in names} | getattr(thing, "__dict__", {})
+    return type(thing).__name__, snapshot(values)

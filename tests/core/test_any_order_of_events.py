@@ -1,0 +1,120 @@
+"""Any order of events leaves the device as an independent model says, and its memory readable."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import invariant
+
+from .driver import Chance
+from .job_rules import JobRules
+from .lease_rules import LeaseRules
+from .return_rules import ReturnRules
+from .session_rules import SessionRules
+from .world import FREE, WorldLease
+
+EXAMPLES = 200  # sequences of events, short ones: they shrink well
+STEPS = 30  # events in each
+
+WALKS = 12  # long sequences
+WALK_STEPS = 400  # events in each
+
+
+class AnyOrderOfEvents(SessionRules, LeaseRules, JobRules, ReturnRules):
+    """All rules together; after each of them everything is compared."""
+
+    @invariant()
+    def compare(self) -> None:
+        self.the_books_add_up()
+        self.the_device_is_as_the_model_says()
+        self.every_block_is_in_one_state()
+        self.every_token_is_where_it_should_be()
+        self.positions_follow_from_length_and_position()
+        self.no_lease_can_read_another_tenants_bytes()
+
+    def the_books_add_up(self) -> None:
+        self.device.check()
+
+    def the_device_is_as_the_model_says(self) -> None:
+        assert set(self.device.pools) == set(self.world.pools)
+        assert set(self.device.sessions) == set(self.world.sessions)
+        assert set(self.device.leases) == set(self.world.leases)
+        for name, session in self.world.sessions.items():
+            assert self.device.sessions[name].state == session.state
+        for lease in self.world.leases.values():
+            self.check_lease(lease)
+
+    def check_lease(self, lease: WorldLease) -> None:
+        found = self.device.leases[lease.lease_id]
+        assert found.table.tolist() == lease.table
+        assert found.state == lease.state
+        assert (found.length, found.position) == lease.known
+        assert found.generation == lease.generation
+        assert found.sealed_blocks == lease.sealed
+        assert (found.compressed_length, found.observed_length) == (lease.compressed, lease.observed)
+
+    def every_block_is_in_one_state(self) -> None:
+        for name, pool in self.world.pools.items():
+            states = list(self.world.states(name).values())
+            counts = self.device.pools[name].counts
+            assert counts.null == 1
+            assert sum(counts) == pool.blocks + 1
+            for state in (FREE, "leased", "sealed", "cached", "quarantined"):
+                assert getattr(counts, state) == states.count(state), state
+
+    def every_token_is_where_it_should_be(self) -> None:
+        for lease in self.world.leases.values():
+            if lease.state != "active":
+                continue
+            pool = self.world.pool_of(lease)
+            for slot, position in enumerate(lease.slots):
+                token = pool.read(lease.table[slot // pool.block_size], slot % pool.block_size)
+                assert token == (lease.tenant, lease.text, position)
+
+    def positions_follow_from_length_and_position(self) -> None:
+        for lease in self.world.leases.values():
+            length, position = lease.known
+            if lease.state == "active":
+                for slot in range(lease.compressed, length):
+                    assert lease.slots[slot] == self.world.expected_position(lease, slot, length, position)
+
+    def no_lease_can_read_another_tenants_bytes(self) -> None:
+        for lease in self.world.leases.values():
+            pool = self.world.pool_of(lease)
+            if lease.state == "active":
+                for block in lease.table:
+                    assert {token[0] for token in pool.content.get(block, []) if token} <= {lease.tenant}
+
+
+TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
+TestAnyOrderOfEvents.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=STEPS,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+CALM = {
+    "create_pool": 0.2,
+    "drop_pool": 0.2,
+    "open": 0.4,
+    "end_session": 0.2,
+    "revoke": 0.2,
+    "time_passes": 0.4,
+    "malformed": 0.4,
+    "compress": 2,
+}
+"""How often a rule is taken compared to the others: sessions live long enough to fill the pool."""
+
+
+@pytest.mark.parametrize("seed", range(WALKS))
+def test_a_long_walk_leaves_the_books_right_and_the_memory_readable(seed: int) -> None:
+    """Longer than what can be shrunk: pools run full, blocks change tenants, prefixes are evicted."""
+    chance, walker = Chance(seed), AnyOrderOfEvents()
+    walker.begin()
+    rules = walker.rules
+    for _ in range(WALK_STEPS):
+        ready = [each for each in rules if all(holds(walker) for holds in each.preconditions)]
+        weights = [CALM.get(each.function.__name__, 1) for each in ready]
+        chosen = chance.choices(ready, weights)[0]
+        chosen.function(walker, chance=Chance(chance.getrandbits(32)))
+        walker.compare()

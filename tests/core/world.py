@@ -1,0 +1,249 @@
+"""An independent model of a device: dicts, sets, and memory whose every slot is written and read back.
+
+A token is (tenant, text, position); a text is a number, so that sequences of one text share prefixes.
+"""
+
+import copy
+import hashlib
+from dataclasses import dataclass, field
+
+from kvd import errors as e
+from kvd.policy import Policy, Streaming
+
+FREE, LEASED, SEALED, CACHED, QUARANTINED = "free", "leased", "sealed", "cached", "quarantined"
+
+
+def prefix_hash(text: int, depth: int) -> bytes:
+    """The chained hash of block `depth` of a text (a text never repeats, so text and depth say all)."""
+    return hashlib.sha256(f"{text}:{depth}".encode()).digest()
+
+
+def hashes(text: int, count: int) -> list[bytes]:
+    return [prefix_hash(text, depth) for depth in range(count)]
+
+
+@dataclass
+class WorldSession:
+    tenant: str
+    ttl: int
+    expires: int
+    state: str = "active"
+
+
+@dataclass
+class WorldPool:
+    blocks: int
+    block_size: int
+    kv_heads: int
+    content: dict[int, list] = field(default_factory=dict)
+    names: dict[tuple[str, int, int], int] = field(default_factory=dict)
+
+    @property
+    def reserve(self) -> int:
+        return min(16, self.blocks // 32)
+
+    def read(self, block: int, offset: int) -> object:
+        return self.content.get(block, [None] * self.block_size)[offset]
+
+    def write(self, block: int, offset: int, token: object) -> None:
+        self.content.setdefault(block, [None] * self.block_size)[offset] = token
+
+    def zero(self, runs: list[tuple[int, int]]) -> None:
+        for start, count in runs:
+            for block in range(start, start + count):
+                self.content.pop(block, None)
+
+
+@dataclass
+class WorldLease:
+    """`slots` holds the position of the token in every slot the worker has written."""
+
+    lease_id: int
+    session: str
+    pool: str
+    tenant: str
+    text: int
+    policy: Policy
+    scratch: bool
+    table: list[int]
+    slots: list[int]
+    position: int
+    sealed: int = 0
+    compressed: int = 0
+    observed: int = 0
+    generation: int = 1
+    known: tuple[int, int] = (0, 0)
+    fate: str = "active"
+    busy: bool = False
+    ending: str | None = None
+    pending: list[int] = field(default_factory=list)
+    destination: list[int] = field(default_factory=list)
+
+    @property
+    def streams(self) -> bool:
+        return isinstance(self.policy, Streaming)
+
+    @property
+    def state(self) -> str:
+        return "compressing" if self.busy else self.fate
+
+
+class World:
+    """What should be true of the device; the block ids are the device's own choice."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.pools: dict[str, WorldPool] = {}
+        self.sessions: dict[str, WorldSession] = {}
+        self.leases: dict[int, WorldLease] = {}
+
+    # -- derived ------------------------------------------------------------------------------
+
+    def pool_of(self, lease: WorldLease) -> WorldPool:
+        return self.pools[lease.pool]
+
+    def leases_of(self, session: str) -> list[WorldLease]:
+        return [lease for lease in self.leases.values() if lease.session == session]
+
+    def holders(self, pool: str) -> dict[int, set[int]]:
+        """Sealed block -> leases whose table has it."""
+        found: dict[int, set[int]] = {block: set() for block in self.pools[pool].names.values()}
+        for lease in self.leases.values():
+            if lease.pool == pool:
+                for block in lease.table[: lease.sealed]:
+                    found[block].add(lease.lease_id)
+        return found
+
+    def states(self, pool: str) -> dict[int, str]:
+        """Every block's state, from who has it."""
+        states = dict.fromkeys(range(1, self.pools[pool].blocks + 1), FREE)
+        for block, names in self.holders(pool).items():
+            states[block] = SEALED if names else CACHED
+        for lease in self.leases.values():
+            if lease.pool == pool:
+                for block in lease.table[lease.sealed :] + lease.destination:
+                    assert states[block] == FREE, f"block {block} has two owners"
+                    states[block] = QUARANTINED if lease.fate in ("revoked", "expired") else LEASED
+        return states
+
+    def usable(self, pool: str) -> int:
+        return sum(state in (FREE, CACHED) for state in self.states(pool).values())
+
+    def lacks_blocks(self, pool: str, ordinary: int, scratch: int, woken: int = 0) -> bool:
+        left = self.usable(pool) - woken
+        limit = left - self.pools[pool].reserve
+        return ordinary + scratch > left or (ordinary > 0 and ordinary > limit)
+
+    # -- refusals -----------------------------------------------------------------------------
+
+    def session_error(self, session: str, by_time: bool = True) -> type[e.KvdError] | None:
+        found = self.sessions.get(session)
+        if found is None:
+            return e.SessionNotFoundError
+        over = found.state == "expired" or (by_time and self.now >= found.expires)
+        return e.SessionExpiredError if over else None
+
+    def lease_error(self, session: str, lease_id: int) -> type[e.KvdError] | None:
+        lease = self.leases.get(lease_id)
+        if lease is None:
+            return e.LeaseNotFoundError
+        if lease.session != session:
+            return e.NotOwnerError
+        return self.fate_error(lease)
+
+    def fate_error(self, lease: WorldLease) -> type[e.KvdError] | None:
+        return {
+            "active": None,
+            "compressing": e.LeaseBusyError,
+            "lost": e.LeaseLostError,
+            "revoked": e.LeaseRevokedError,
+            "expired": e.LeaseExpiredError,
+        }[lease.state]
+
+    # -- what happens -------------------------------------------------------------------------
+
+    def take(self, lease: WorldLease, blocks: list[int]) -> None:
+        """The device gave these to the lease: they must have been free, or cached and due."""
+        pool = self.pool_of(lease)
+        states = self.states(lease.pool)
+        evicted = [block for block in blocks if states[block] == CACHED]
+        free = sum(state == FREE for state in states.values())
+        assert all(states[block] in (FREE, CACHED) for block in blocks), "taken from somebody"
+        assert len(evicted) == max(0, len(blocks) - free), "evicted more or less than needed"
+        assert len(set(blocks)) == len(blocks)
+        for (tenant, text, depth), block in pool.names.items():
+            child = pool.names.get((tenant, text, depth + 1))
+            if block in evicted and child is not None and child not in evicted:
+                assert states[child] != CACHED, "a cached parent went before its cached child"
+        pool.names = {name: block for name, block in pool.names.items() if block not in evicted}
+
+    def write(self, lease: WorldLease, positions: list[int]) -> None:
+        """The worker writes tokens of its text behind what it has."""
+        pool = self.pool_of(lease)
+        for position in positions:
+            slot = len(lease.slots)
+            assert slot >= lease.sealed * pool.block_size, "a sealed block is never written"
+            block, offset = lease.table[slot // pool.block_size], slot % pool.block_size
+            pool.write(block, offset, (lease.tenant, lease.text, position))
+            lease.slots.append(position)
+            lease.position = position + 1
+
+    def learn(self, lease: WorldLease) -> None:
+        """The device has heard where the lease stands."""
+        lease.known = len(lease.slots), lease.position
+
+    def forget(self, lease: WorldLease) -> None:
+        del self.leases[lease.lease_id]
+
+    def fence(self, lease: WorldLease, fate: str) -> None:
+        lease.table, lease.sealed, lease.fate = lease.table[lease.sealed :], 0, fate
+
+    def job_ended(self, lease: WorldLease) -> None:
+        lease.busy = False
+        if lease.ending == "reclaim":
+            self.forget(lease)
+        elif lease.ending == "expire" and lease.fate != "revoked":
+            self.fence(lease, "expired")
+        lease.ending = None
+
+    def end_session(self, session: str) -> tuple[set[int], set[int]]:
+        """Answers the ids of the leases that end now, and of those that end with their job."""
+        leases = self.leases_of(session)
+        for lease in leases:
+            if lease.busy:
+                lease.ending = "reclaim"
+            else:
+                self.forget(lease)
+        del self.sessions[session]
+        busy = {lease.lease_id for lease in leases if lease.busy}
+        return {lease.lease_id for lease in leases} - busy, busy
+
+    def expire(self) -> set[int]:
+        """Answers the ids of the leases of sessions that expired now."""
+        ids: set[int] = set()
+        for name, session in self.sessions.items():
+            if session.state == "expired" or self.now < session.expires:
+                continue
+            session.state = "expired"
+            for lease in self.leases_of(name):
+                ids.add(lease.lease_id)
+                if lease.busy:
+                    lease.ending = "expire"
+                elif lease.fate != "revoked":
+                    self.fence(lease, "expired")
+        return ids
+
+    def restore(self, saved: WorldLease) -> None:
+        current = self.leases[saved.lease_id]
+        saved.ending, saved.busy = current.ending, current.busy
+        self.leases[saved.lease_id] = saved
+
+    def saved(self, lease: WorldLease) -> WorldLease:
+        return copy.deepcopy(lease)
+
+    def expected_position(self, lease: WorldLease, slot: int, length: int, position: int) -> int:
+        """What ARCHITECTURE.md says about positions that are not written down."""
+        block_size = self.pool_of(lease).block_size
+        if isinstance(lease.policy, Streaming) and slot < lease.policy.sink_blocks(block_size) * block_size:
+            return slot
+        return position - (length - slot)
