@@ -10,7 +10,13 @@ from rpc_bench.serving import CALL_TIMEOUT_S, RawSession, cpu_seconds, running_k
 
 from kvd.v1 import kvd_pb2 as pb
 
-POOLS = ((10_000, 0), (10_000, 1_000), (100_000, 10_000), (1_000_000, 10_000))  # (blocks, live leases)
+POOLS = (  # (blocks, live leases)
+    (10_000, 0),
+    (10_000, 1_000),
+    (40_000, 10_000),  # live leases and holes fill it: whatever is leased comes in runs of LIVE_BLOCKS
+    (100_000, 10_000),
+    (1_000_000, 10_000),
+)
 WANTED = (1, 64, 1024)  # blocks of one lease
 LEASES_PER_CALL = 1024  # the daemon's limit
 LIVE_BLOCKS = 2  # of a live lease
