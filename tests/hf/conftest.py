@@ -1,42 +1,28 @@
-"""A real daemon and a pool for the tiny model."""
-
-import subprocess
-import sys
-import tempfile
-import uuid
+"""A pool for the tiny model in a real daemon, and the model with and without kvd."""
 
 import pytest
 
 import kvd_client
+from kvd_client.hf import attach
 
 from .tiny import POOL_BLOCKS, pool_spec, tiny_model
 
-KVD = "from kvd_daemon.cli import main; main()"
-
-
-@pytest.fixture(scope="session")
-def run_dir():
-    with tempfile.TemporaryDirectory(prefix="kvd-hf-") as folder:
-        command = [sys.executable, "-c", KVD, "--host-memory", "128MiB", "--run-dir", folder]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
-            assert daemon.stdout is not None
-            assert daemon.stdout.readline().startswith("kvd ready")
-            yield folder
-            daemon.terminate()
+TIMEOUT_S = 120  # of a call; a busy machine takes its time to start the kernel worker
 
 
 @pytest.fixture
-def client(run_dir):
-    with kvd_client.connect(run_dir) as client:
+def client(shared_kvd):
+    with kvd_client.connect(shared_kvd.run_dir, timeout=TIMEOUT_S) as client:
         yield client
 
 
 @pytest.fixture
 def make_pool(client):
-    """A new pool with the tiny model's geometry: make_pool(layout=, dtype=)."""
+    """A pool with the tiny model's geometry: make_pool(layout=, dtype=)."""
 
     def make(**geometry):
-        return client.pool(f"tiny-{uuid.uuid4().hex}", pool_spec(**geometry), POOL_BLOCKS)
+        name = "-".join(("tiny", *geometry.values()))
+        return client.pool(name, pool_spec(**geometry), POOL_BLOCKS)
 
     return make
 
@@ -56,5 +42,5 @@ def plain():
 def attached():
     """The same model, attached to kvd."""
     model = tiny_model()
-    kvd_client.hf.attach(model)
+    attach(model)
     return model
