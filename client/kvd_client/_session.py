@@ -40,6 +40,7 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # else two clients of one process share a connection
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # also for how long a socket may accept and say nothing
 ]
 
 
@@ -88,6 +89,7 @@ class Session:
         self._held = threading.Lock()
         self._pools: weakref.WeakSet[Dependent] = weakref.WeakSet()
         self._leases: weakref.WeakValueDictionary[int, LeaseDependent] = weakref.WeakValueDictionary()
+        self._closed = False
         self._orphans: deque[tuple[int, str]] = deque()
         self.check_usable = self._stream.check_usable
         self._pid = os.getpid()
@@ -113,11 +115,16 @@ class Session:
 
     def close(self) -> None:
         """Release everything and end the session. Harmless twice and in a forked child."""
-        self._stream.close()
+        if not self.is_foreign and not self._closed:
+            self._closed = True
+            if self._stream.close():
+                self._channel.close()
 
     def abandon(self) -> None:
         """As `close`, but without waiting for anybody."""
-        self._stream.abandon()
+        if not self.is_foreign and not self._closed:
+            self._closed = True
+            self._stream.abandon()
 
     def call(
         self,

@@ -29,7 +29,7 @@ from kvd_client._endpoint import Endpoint
 from kvd_client._errors import from_rpc_error
 
 FIRST_PAUSE_S = 0.02  # between attempts; a daemon that restarts is back within two seconds
-MAX_PAUSE_S = 0.5  # between attempts, after doubling
+MAX_PAUSE_S = 0.2  # between attempts, after doubling
 RENEWALS_PER_TTL = 3  # two may be lost
 FIRST_RENEWAL_S = 1.0  # before the TTL is known
 ATTACH_S = 5.0  # for one ticket; a daemon answers in milliseconds
@@ -118,22 +118,19 @@ class SessionStream:
         if self._lose(identity, failure):
             self._cancel()
 
-    def close(self) -> None:
-        """End the session. Harmless twice and in a forked child."""
-        if os.getpid() != self._pid or self._closing.is_set():
-            return
+    def close(self) -> bool:
+        """End the session; True if the stream has ended. A daemon that does not answer now hears it later:
+        cancelling the stream could overtake the goodbye."""
         self._set_closing()
-        if self._connected:
-            self._outbox.put(pb.ConnectRequest(close=pb.CloseSession()))
-            self._outbox.put(None)
-            self._thread.join(CLOSE_S)
-        self.abandon()
+        if not self._connected:
+            self.abandon()
+        self._outbox.put(pb.ConnectRequest(close=pb.CloseSession()))
+        self._outbox.put(None)
         self._thread.join(CLOSE_S)
+        return not self._thread.is_alive()
 
     def abandon(self) -> None:
         """Stop without a word and without waiting; the daemon takes the leases back after the TTL."""
-        if os.getpid() != self._pid:
-            return
         self._set_closing()
         self._outbox.put(None)
         self._cancel()
@@ -154,10 +151,12 @@ class SessionStream:
             opened_at = time.monotonic()
             try:
                 self._run(identity)
+                self._failure = DeviceUnavailableError("the daemon ended the session; it may be restarting")
             except KvdError as failure:
                 self._failure = failure
                 if identity is not None and isinstance(failure, SessionNotFoundError | SessionExpiredError):
                     self._lose(identity, failure)
+                    continue
             self._closing.wait(pause_s)
             short_lived = time.monotonic() - opened_at < MAX_PAUSE_S + pause_s
             pause_s = min(2 * pause_s, MAX_PAUSE_S) if short_lived else FIRST_PAUSE_S
@@ -210,6 +209,9 @@ class SessionStream:
         with self._changed:
             self._identity, self._connected = identity, True
             self._changed.notify_all()
+        self._outbox.put(
+            pb.ConnectRequest(renew=self._owner.renewal())
+        )  # the next ones follow at its TTL's pace
 
     def _lose(self, identity: Identity, failure: KvdError) -> bool:
         """Tell the owner, once. False if it was told before."""
