@@ -308,19 +308,15 @@ def test_a_failed_scrub_undoes_the_call_and_the_blocks_stay_suspect() -> None:
 
 def test_what_a_compression_takes_over_is_scrubbed_and_an_aborted_one_leaves_nothing_unscrubbed() -> None:
     desk = Desk(blocks=40)
+    lease = desk.prefill(320, SNAP)
     foreign = desk.prefill(160, who="cat")
     desk.device.release("cat", [foreign.lease_id])
-    lease = desk.prefill(320, SNAP)
-    free = desk.pool.counts.free
     plan = desk.compress(lease)
+    assert plan.scrub == [(21, 5)]
     desk.device.abort_compress(lease.lease_id, lost=False)
-    assert desk.pool.counts.free == free
-    if plan.scrub:
-        desk.device.release("ann", [lease.lease_id])
-        granted = desk.device.lease("cat", "pool", [LeaseWish(16 * 30)], 0)
-        listed = {block for start, count in granted.scrub for block in range(start, start + count)}
-        suspect = {block for start, count in plan.scrub for block in range(start, start + count)}
-        assert suspect & set(granted.leases[0].table.tolist()) <= listed
+    granted = desk.device.lease("cat", "pool", [LeaseWish(160)], 0)
+    assert granted.leases[0].table.tolist() == list(range(21, 31))
+    assert granted.scrub == [(21, 5)]  # the job may have written half of them
 
 
 # 8. Sinks and window: see test_compression.py and test_streaming_leases.py
