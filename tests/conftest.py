@@ -5,8 +5,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from .running_kvd import RunningKvd, running_kvd
+
+settings.register_profile("untimed", deadline=None)  # a loaded machine is no bug
+settings.load_profile("untimed")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from kvd_daemon.processes import peer_credentials
 MAX_PACKET_BYTES = 4096  # bytes; a token and a pool's name are below 200
 MAX_CONNECTIONS = 256  # at a time; beyond, the one that was silent for longest is closed
 SILENCE_S = 30.0  # seconds after which a silent connection is closed; workers ask and leave
-BACKLOG = 128  # connections not yet accepted
+BACKLOG = 1024  # connections not yet accepted; a node's workers may all start at once
 LOG = logging.getLogger("kvd.attach")
 
 
@@ -44,10 +44,15 @@ class AttachServer:
         while True:
             connection, _ = await loop.sock_accept(self._listener)
             if len(self._connections) >= MAX_CONNECTIONS:
-                next(iter(self._connections)).cancel()
+                self._close_longest_silent()
             task = asyncio.create_task(self._serve(connection))
             self._connections[task] = None
             task.add_done_callback(lambda done: self._connections.pop(done, None))
+
+    def _close_longest_silent(self) -> None:
+        longest = next(iter(self._connections))
+        del self._connections[longest]
+        longest.cancel()
 
     def close(self) -> None:
         self._listener.close()

@@ -20,9 +20,7 @@ UNARY = [
     for method in service.methods
     if not method.client_streaming
 ]
-BOUNDED = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+BOUNDED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvd.errors import InvalidArgumentError, KernelWorkerUnavailableError, KvdError, LeaseLostError
+from kvd.errors import (
+    InvalidArgumentError,
+    KernelWorkerUnavailableError,
+    KvdError,
+    LeaseLostError,
+    PoolExhaustedError,
+)
 from kvd.policy import Policy
 from kvd.spec import DTYPE_BYTES
 from kvd_daemon.core import Compressed, CompressPlan, Device, Lease, Progress, Unchanged
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError
 from kvd_daemon.kernel.messages import FloatArray
 
+from .exhaustion import Exhaustion
 from .kernel_jobs import ROPE_STYLES, GivenQueries, GivenRope, compress_job, observe_job
 from .sessions import OpenSession
 
@@ -33,9 +40,10 @@ class Outcome:
 class Compressions:
     """A device's compressions and observations."""
 
-    def __init__(self, device: Device, kernel: KernelClient) -> None:
+    def __init__(self, device: Device, kernel: KernelClient, exhaustion: Exhaustion) -> None:
         self._device = device
         self._kernel = kernel
+        self._exhaustion = exhaustion
 
     async def compress(
         self,
@@ -49,7 +57,10 @@ class Compressions:
         self._check(progress.lease_id, queries, rope)
         shape = None if queries is None else queries.shape
         now_ns = time.monotonic_ns()
-        plan = self._device.begin_compress(opened.session_id, progress, policy, shape, now_ns)
+        try:
+            plan = self._device.begin_compress(opened.session_id, progress, policy, shape, now_ns)
+        except PoolExhaustedError as error:
+            raise self._exhaustion.explained(error, now_ns) from error
         if isinstance(plan, Unchanged):
             return Outcome(plan.lease)
         return await self._carry_out(plan, queries, rope)

@@ -16,6 +16,7 @@ from kvd_daemon.kernel.link import WorkerCommand
 
 from .compressions import Compressions
 from .events import Draining
+from .exhaustion import Exhaustion
 from .health import Health
 from .leases import Leases
 from .pools import Pools
@@ -52,8 +53,9 @@ class Engine:
         self._kernel = KernelClient(worker, lambda: self.health.kernel(self._kernel.serving))
         self.sessions = Sessions(self.device, settings.session_ttl_ns)
         self.pools = Pools(self.device, memory, self._kernel)
-        self.leases = Leases(self.device, self._kernel, self.sessions, self.spawn)
-        self.compressions = Compressions(self.device, self._kernel)
+        exhaustion = Exhaustion(self.sessions)
+        self.leases = Leases(self.device, self._kernel, self.sessions, exhaustion, self.spawn)
+        self.compressions = Compressions(self.device, self._kernel, exhaustion)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._last_call_s = time.monotonic()
 

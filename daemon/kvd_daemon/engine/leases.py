@@ -14,11 +14,10 @@ from kvd_daemon.core.lease import Scrubbing
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError
 from kvd_daemon.kernel.messages import Scrub
 
-from .events import Pressure, Revoked
+from .events import Revoked
+from .exhaustion import Exhaustion
 from .sessions import OpenSession, Sessions
 
-RETRY_EXHAUSTED_NS = 40_000_000  # ns; a few decode steps, in which sequences end and blocks come back
-PRESSURE_INTERVAL_NS = 1_000_000_000  # ns between two pressure events of a pool; workers need time to react
 SCRUB_ATTEMPTS = 3  # kernel workers that may die over one scrub before the call is undone
 
 
@@ -38,13 +37,14 @@ class Leases:
         device: Device,
         kernel: KernelClient,
         sessions: Sessions,
+        exhaustion: Exhaustion,
         spawn: "Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]",
     ) -> None:
         self._device = device
         self._kernel = kernel
         self._sessions = sessions
+        self._exhaustion = exhaustion
         self._spawn = spawn
-        self._pressed_ns: dict[str, int] = {}
 
     def lease(self, opened: OpenSession, pool: str, wishes: Sequence[LeaseWish]) -> Decided:
         """Raises what Device.lease does."""
@@ -52,7 +52,7 @@ class Leases:
         try:
             granted = self._device.lease(opened.session_id, pool, wishes, now_ns)
         except PoolExhaustedError as error:
-            raise self._exhausted(error, now_ns) from error
+            raise self._exhaustion.explained(error, now_ns) from error
         changes = [Change(lease, 0) for lease in granted.leases]
         return self._decided(changes, bool(granted.scrub))
 
@@ -62,7 +62,7 @@ class Leases:
         try:
             extended = self._device.extend(opened.session_id, items, now_ns)
         except PoolExhaustedError as error:
-            raise self._exhausted(error, now_ns) from error
+            raise self._exhaustion.explained(error, now_ns) from error
         return self._decided(extended.leases, bool(extended.scrub))
 
     def seal(self, opened: OpenSession, progress: Progress, hashes: Sequence[bytes]) -> Change:
@@ -112,22 +112,3 @@ class Leases:
             except KernelDiedError:
                 continue  # zeroing again does no harm
         raise KernelWorkerUnavailableError("kernel workers died while blocks were zeroed; nothing was leased")
-
-    def _exhausted(self, error: PoolExhaustedError, now_ns: int) -> PoolExhaustedError:
-        """The same with a time to retry; and whoever holds blocks of the pool is asked for some."""
-        details = dict(error.metadata)
-        pool, wanted, free = details["pool"], int(details["wanted_blocks"]), int(details["free_blocks"])
-        if now_ns - self._pressed_ns.get(pool, -PRESSURE_INTERVAL_NS) >= PRESSURE_INTERVAL_NS:
-            self._pressed_ns[pool] = now_ns
-            self._press(pool, wanted - free)
-        return PoolExhaustedError(
-            f"{wanted} blocks wanted in pool {pool}, {free} free; release a lease, compress one, or retry "
-            f"after {RETRY_EXHAUSTED_NS // 1_000_000} ms",
-            retry_after_ns=RETRY_EXHAUSTED_NS,
-            **details,
-        )
-
-    def _press(self, pool: str, wanted_blocks: int) -> None:
-        for opened in self._sessions:
-            if any(lease.pool == pool for lease in opened.session.leases.values()):
-                opened.outbox.put(Pressure(pool, wanted_blocks))

@@ -14,7 +14,8 @@ from kvd_daemon.kernel.messages import MapPool, Populate
 
 POOL_ID_BYTES = 8  # unique among the pools of one daemon's life
 POPULATE_CHUNK_BYTES = 32 << 20  # bytes; some 10 ms of zeroing between two jobs that somebody waits for
-RETRY_POPULATE_S = 0.5  # after a kernel worker died with a chunk
+RETRY_POPULATE_S = 0.5  # after a chunk failed, with its worker or for lack of memory; doubled each time
+MAX_RETRY_POPULATE_S = 60.0
 LOG = logging.getLogger("kvd.pools")
 
 
@@ -72,14 +73,15 @@ class Pools:
 
     async def _populate(self, name: str, memory: PoolMemory) -> None:
         """Have pages before workers touch them: a page fault in a decode step costs more than the step."""
-        offset = 0
+        offset, pause_s = 0, RETRY_POPULATE_S
         while offset < memory.pool_bytes:
             byte_count = min(POPULATE_CHUNK_BYTES, memory.pool_bytes - offset)
             try:
                 await self._kernel.perform(Populate(memory.pool_id, offset, byte_count), Priority.POPULATE)
             except (KernelDiedError, KernelWorkerUnavailableError) as error:
-                LOG.warning("pool %s: populating stops for a moment: %s", name, error)
-                await asyncio.sleep(RETRY_POPULATE_S)
+                LOG.warning("pool %s: populating pauses for %g s: %s", name, pause_s, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_RETRY_POPULATE_S)
                 continue
             offset += byte_count
             self._populated_bytes[name] = offset

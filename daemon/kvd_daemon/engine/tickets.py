@@ -10,6 +10,7 @@ from .peers import Peer
 TICKET_BYTES = 32  # 256 bits; nobody guesses one
 TICKET_TTL_NS = 10_000_000_000  # ns; a worker redeems it in its next call
 MAX_TICKETS = 1024  # open at a time; each holds a pidfd
+MAX_TICKETS_PER_PROCESS = 16  # beyond, a process's oldest one goes: nobody can use up the tickets of all
 
 
 class Tickets:
@@ -21,6 +22,9 @@ class Tickets:
     def issue(self, peer: Peer, now_ns: int) -> bytes:
         """A new ticket, which owns `peer` from now on. Raises LimitExceededError."""
         self.expire(now_ns)
+        own = [ticket for ticket, (holder, _) in self._open.items() if holder.pid == peer.pid]
+        if len(own) >= MAX_TICKETS_PER_PROCESS:
+            self._drop(own[0])
         if len(self._open) >= MAX_TICKETS:
             raise LimitExceededError(f"{MAX_TICKETS} tickets are open; redeem them, or wait 10 s")
         ticket = secrets.token_bytes(TICKET_BYTES)
@@ -39,13 +43,15 @@ class Tickets:
 
     def expire(self, now_ns: int) -> None:
         while self._open:
-            ticket, (peer, until_ns) = next(iter(self._open.items()))
+            ticket, (_, until_ns) = next(iter(self._open.items()))
             if until_ns > now_ns:
                 return
-            del self._open[ticket]
-            peer.close()
+            self._drop(ticket)
 
     def close(self) -> None:
-        while self._open:
-            _, (peer, _) = self._open.popitem()
-            peer.close()
+        for ticket in list(self._open):
+            self._drop(ticket)
+
+    def _drop(self, ticket: bytes) -> None:
+        peer, _ = self._open.pop(ticket)
+        peer.close()
