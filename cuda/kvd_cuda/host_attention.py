@@ -18,16 +18,16 @@ from kvd_cuda.dtypes import FP8_TABLE, Array, DoubleArray, FloatArray
 from kvd_cuda.errors import KernelInputError
 from kvd_cuda.host_kernels import (
     add_votes,
+    gather_bfloat16,
     gather_rows,
     raise_votes,
     soften,
-    widen_bfloat16,
     widen_by_table,
     widen_float16,
 )
 from kvd_cuda.planes import WORDS, FlatPlane
 
-TILE_SLOTS = 512  # columns of a tile: 128 rows of it (256 KiB) and its keys (256 KiB) stay in a core's L2
+TILE_SLOTS = 1024  # columns of a tile: 128 rows of it (512 KiB) and its keys (512 KiB) stay in a core's L2
 ROW_STEP = 16  # rows of a GEMM are a multiple: from 16 on its bits do not depend on the number of rows
 MIN_ROWS = 64  # rows below which a narrower GEMM costs more than computing tiles twice
 LSE_TOLERANCE = 0.05  # a row's attention may miss 1 by this when its log-sum-exp came in low precision
@@ -217,12 +217,13 @@ def _load_rows(column: KeyColumn, starts: Array, rows: FloatArray) -> None:
     if column.dtype == "float32":
         gather_rows(words, starts, rows.view(np.uint32))
         return
+    if column.dtype == "bfloat16":
+        gather_bfloat16(words, starts, rows.view(np.uint32))
+        return
     stored = np.empty((len(starts), rows.shape[1]), WORDS[words.itemsize])
     gather_rows(words, starts, stored)
     flat, values = stored.reshape(-1), rows.reshape(-1)
-    if column.dtype == "bfloat16":
-        widen_bfloat16(flat, values.view(np.uint32))
-    elif column.dtype == "float16":
+    if column.dtype == "float16":
         widen_float16(flat, values)
     else:
         widen_by_table(flat, FP8_TABLE, values)

@@ -60,22 +60,18 @@ def _row_max(row: FloatArray, lanes: FloatArray) -> Any:
 
 
 @_compiled
-def _row_sum(row: FloatArray, lanes: FloatArray) -> Any:
+def _row_exp2(row: FloatArray, scale: Any, reference: Any, lanes: FloatArray) -> Any:
     lanes[:] = _ZERO
     for j in range(0, row.size, LANES):
         part = row[j : j + LANES]
         for lane in range(LANES):
-            lanes[lane] += part[lane]
+            power = _exp2(part[lane] * scale - reference)
+            part[lane] = power
+            lanes[lane] += power
     total = 0.0
     for lane in range(LANES):
         total += lanes[lane]
     return total
-
-
-@_compiled
-def _row_exp2(row: FloatArray, scale: Any, reference: Any) -> None:
-    for j in range(row.size):
-        row[j] = _exp2(row[j] * scale - reference)
 
 
 @_compiled
@@ -99,9 +95,8 @@ def soften(tile: FloatArray, scale: Any, visible: Array, references: Array, tota
             continue
         row[limit:] = -np.inf
         reference = _row_max(row, lanes) * scale
-        _row_exp2(row, scale, reference)
         references[r] = reference
-        totals[r] = _row_sum(row, lanes)
+        totals[r] = _row_exp2(row, scale, reference, lanes)
 
 
 @_compiled
@@ -161,10 +156,13 @@ def move_slots(words: Array, sources: Array, goals: Array, kept: IntArray, head_
 
 
 @_compiled
-def widen_bfloat16(stored: Array, bits: Array) -> None:
-    """bits (uint32 of float32) = stored (uint16) << 16; both flat."""
-    for i in range(stored.size):
-        bits[i] = np.uint32(stored[i]) << np.uint32(16)
+def gather_bfloat16(words: Array, starts: Array, rows: Array) -> None:
+    """As `gather_rows` from uint16 words, widened on the way: rows are uint32, the bits of float32."""
+    for i in range(starts.size):
+        row = rows[i]
+        source = words[starts[i] : starts[i] + row.size]
+        for d in range(row.size):
+            row[d] = np.uint32(source[d]) << np.uint32(16)
 
 
 _HALF_REBIAS = np.float32(2.0**112)

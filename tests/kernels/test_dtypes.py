@@ -6,7 +6,7 @@ import torch
 
 from kvd_cuda.dtypes import FP8_TABLE, STORAGE, from_float32, storage_of, to_float32
 from kvd_cuda.errors import KernelInputError
-from kvd_cuda.host_kernels import widen_bfloat16, widen_by_table, widen_float16
+from kvd_cuda.host_kernels import gather_bfloat16, widen_by_table, widen_float16
 
 TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}
 BITS = {1: np.uint8, 2: np.uint16}
@@ -32,7 +32,7 @@ def test_the_compiled_loops_widen_every_code_as_torch_does(dtype: str) -> None:
     codes = every_code(dtype)
     values = np.empty(codes.size, np.float32)
     if dtype == "bfloat16":
-        widen_bfloat16(codes, values.view(np.uint32))
+        gather_bfloat16(codes, np.array([0]), values.view(np.uint32)[None])
     elif dtype == "float16":
         widen_float16(codes, values)
     else:
