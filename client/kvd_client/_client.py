@@ -11,6 +11,7 @@ from kvd.v1 import kvd_pb2 as pb
 from kvd_client._attach import ask_memory
 from kvd_client._endpoint import find_endpoint
 from kvd_client._events import Events
+from kvd_client._limits import MAX_BLOCKS, whole
 from kvd_client._memory import PoolMemory
 from kvd_client._pool import Pool
 from kvd_client._session import Session, new_request_id
@@ -63,6 +64,7 @@ class Client:
         """
         session = self._session
         session.check_usable()
+        blocks = whole("blocks", blocks, MAX_BLOCKS)
         if spec is None:
             if blocks:
                 raise InvalidArgumentError(

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvd.errors import ConflictError, InvalidArgumentError, PoolExhaustedError
+from kvd.errors import ConflictError, PoolExhaustedError
 from kvd.policy import Streaming
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import LeaseCall
 from kvd_client._handle import LeaseHandle
+from kvd_client._limits import MAX_TOKENS
 from kvd_client._session import Session, new_request_id
 from kvd_client._state import Skip, SlotState
 
@@ -21,9 +22,7 @@ class Growth:
     ahead_blocks: int
 
     def lacks_blocks(self, block_size: int) -> bool:
-        """Whether the daemon has to be asked. Raises InvalidArgumentError, ConflictError."""
-        if self.tokens < 0:
-            raise InvalidArgumentError(f"extend({self.tokens}); 0 or more tokens are needed")
+        """Whether the daemon has to be asked. Raises ConflictError."""
         state = self.handle.state
         if state.skip is None:
             return state.length + self.tokens > state.table.size * block_size
@@ -35,8 +34,8 @@ class Growth:
         return False
 
     def item(self, block_size: int, ahead: bool) -> pb.ExtendItem:
-        ahead_tokens = self.ahead_tokens(block_size) if ahead else 0
-        return pb.ExtendItem(progress=self.handle.progress(), tokens=self.tokens + ahead_tokens)
+        tokens = self.tokens + (self.ahead_tokens(block_size) if ahead else 0)
+        return pb.ExtendItem(progress=self.handle.progress(), tokens=min(tokens, MAX_TOKENS))
 
     def ahead_tokens(self, block_size: int) -> int:
         """None for a streaming lease: its blocks are recycled, and none earlier than need be."""

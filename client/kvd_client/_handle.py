@@ -3,7 +3,7 @@
 import weakref
 from threading import RLock
 
-from kvd.errors import ClosedError, KvdError, LeaseRevokedError
+from kvd.errors import ClosedError, ConflictError, KvdError, LeaseRevokedError
 from kvd.policy import Policy
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import LeaseCall
@@ -41,6 +41,10 @@ class LeaseHandle:
         self._said = state.standing
 
     def progress(self) -> pb.LeaseProgress:
+        """What the daemon is told. Raises ConflictError while tokens that are passed over are not committed."""
+        skip = self.state.skip
+        if skip is not None:
+            raise ConflictError(f"the last extend() is not committed: commit({skip.tokens}) first")
         generation, length, position = self.state.standing
         return pb.LeaseProgress(
             lease_id=self.lease_id, generation=generation, length=length, position=position

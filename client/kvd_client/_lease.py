@@ -18,6 +18,8 @@ from kvd_client._report import CompressionReport, Rope
 from kvd_client._session import new_request_id
 from kvd_client._state import BlockIds, Slots, positions, visible_slots
 
+COMPRESS_S = 60.0  # a kernel worker on one CPU core needs some ten seconds for 128k tokens of 32 layers
+
 if TYPE_CHECKING:
     from kvd_client._pool import Pool
 
@@ -193,7 +195,8 @@ class Lease:
 
         Have the worker's kernels that read or write this lease finished before. Afterwards table, length and
         generation are new; `position` is as before. Raises CompressionRefusedError,
-        KernelWorkerUnavailableError, PoolExhaustedError (no blocks for the queries).
+        KernelWorkerUnavailableError, PoolExhaustedError (no blocks for the queries). `timeout` in seconds,
+        default COMPRESS_S or the client's, whichever is longer.
         """
         used = policy or self.policy
         request = pb.CompressRequest(request_id=new_request_id())
@@ -219,15 +222,16 @@ class Lease:
     def _vote(self, method: Any, request: Any, tensors: tuple[Any, Any], timeout: float | None) -> Any:
         """Make a call that may carry queries, which lie in scratch blocks as long as it lasts."""
         queries, row_lse = tensors
+        patience_s = max(COMPRESS_S, self._session.timeout_s) if timeout is None else timeout
         with held(self._session, [self.handle]):
             if queries is None:
                 request.progress.CopyFrom(self.handle.progress())
-                return self._make(method, request, timeout)
+                return self._make(method, request, patience_s)
             packed = pack_queries(queries, row_lse, self.pool.spec, self.length)
             with self.pool.scratch(packed.payload) as scratch_lease_id:
                 request.progress.CopyFrom(self.handle.progress())
                 request.queries.CopyFrom(packed.to_proto(scratch_lease_id))
-                return self._make(method, request, timeout)
+                return self._make(method, request, patience_s)
 
     def _make(self, method: Any, request: Any, timeout: float | None = None) -> Any:
         def apply(answer: Any) -> None:

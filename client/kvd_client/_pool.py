@@ -27,17 +27,18 @@ from kvd_client._calls import held
 from kvd_client._growth import Growth, grow
 from kvd_client._handle import LeaseHandle
 from kvd_client._lease import Lease
+from kvd_client._limits import MAX_TOKENS, whole
 from kvd_client._memory import PoolMemory
 from kvd_client._session import Session, new_request_id
 from kvd_client._state import Slots
 
-MAX_TOKENS = (1 << 31) - 1  # of one lease; positions are int32
+MAX_LEASE_AHEAD = 1024  # blocks; more is `tokens`
 DEFAULT_LEASE_AHEAD = 1  # blocks; a decode step then asks the daemon every 2 * block_size tokens
 
 
 @dataclass(frozen=True)
 class LeaseWish:
-    """One sequence to be.
+    """One sequence to be. Raises InvalidArgumentError on values outside the limits.
 
     tokens       to make room for, a shared prefix included
     policy       what the lease keeps when it is compressed; Streaming also decides how it grows
@@ -49,6 +50,10 @@ class LeaseWish:
     policy: Policy = field(default_factory=Dense)
     prefix: Sequence[bytes] = ()
     lease_ahead: int = DEFAULT_LEASE_AHEAD
+
+    def __post_init__(self) -> None:
+        whole("tokens", self.tokens, MAX_TOKENS)
+        whole("lease_ahead", self.lease_ahead, MAX_LEASE_AHEAD)
 
 
 class Pool:
@@ -144,7 +149,7 @@ class Pool:
             return []
         items = [
             pb.LeaseItem(
-                tokens=_whole("tokens", wish.tokens),
+                tokens=wish.tokens,
                 policy=policy_to_proto(wish.policy),
                 prefix_hashes=wish.prefix,
             )
@@ -156,6 +161,7 @@ class Pool:
     def extend_many(self, leases: Sequence[Lease], tokens: Sequence[int]) -> list[Slots]:
         """`Lease.extend` for several leases, all or none, in at most one call."""
         handles = [lease.handle for lease in leases]
+        tokens = [whole("tokens", count, MAX_TOKENS) for count in tokens]
         block_size = self.spec.block_size
         with held(self.session, handles):
             growths = [
@@ -232,9 +238,3 @@ class Pool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _whole(name: str, value: int) -> int:
-    if not 0 <= value <= MAX_TOKENS:
-        raise InvalidArgumentError(f"{name}={value}; 0 to {MAX_TOKENS} are possible")
-    return value

@@ -139,7 +139,7 @@ class Session:
         UnavailableError or DeadlineExceededError (then it may or may not have been carried out).
         """
         deadline = self._deadline(timeout_s)
-        self.release_orphans(timeout_s)
+        self._release_orphans(deadline)
         return self._carry_out(method, request, check, deadline)
 
     def ask(self, method: "RpcMethod[Answer]", request: Question) -> Answer:
@@ -214,8 +214,11 @@ class Session:
         """Release this lease with the next call. Never blocks: garbage collection calls it."""
         self._orphans.append((lease_id, session_id))
 
-    def release_orphans(self, timeout_s: float | None = None) -> None:
+    def release_orphans(self) -> None:
         """Release what nobody holds any more, in one call. What cannot be released now stays for later."""
+        self._release_orphans(self._deadline(None))
+
+    def _release_orphans(self, deadline: float) -> None:
         identity = self._stream.identity
         lease_ids: list[int] = []
         with self._held:
@@ -224,7 +227,7 @@ class Session:
                 if identity is not None and identity.session_id == session_id:
                     lease_ids.append(lease_id)
         if lease_ids and identity is not None:
-            self._release(lease_ids, identity, self._deadline(timeout_s))
+            self._release(lease_ids, identity, deadline)
 
     def _release(self, lease_ids: list[int], identity: Identity, deadline: float) -> None:
         request = pb.ReleaseRequest(

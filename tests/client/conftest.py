@@ -48,6 +48,12 @@ def new_pool(daemon: Daemon, client: kvd_client.Client) -> Iterator[NewPool]:
 
 
 @pytest.fixture
+def any_order_pool(new_pool: NewPool, spec: kvd_client.KVSpec) -> kvd_client.Pool:
+    """One for all examples of a property."""
+    return new_pool(spec, 256)
+
+
+@pytest.fixture
 def spec() -> kvd_client.KVSpec:
     """Small, float32: exact, and quick to score."""
     return kvd_client.KVSpec(layers=2, kv_heads=2, head_dim=16, dtype="float32", block_size=16)

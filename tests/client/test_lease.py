@@ -86,8 +86,18 @@ def test_committing_more_than_there_is_room_for_is_refused(new_pool, spec) -> No
 
 @pytest.mark.parametrize("tokens", [-1, 1 << 31])
 def test_tokens_outside_the_limits_are_refused_here(new_pool, spec, tokens) -> None:
-    with pytest.raises(kvd_client.InvalidArgumentError, match="tokens"):
-        new_pool(spec).lease(tokens=tokens)
+    pool = new_pool(spec)
+    with pool.lease() as lease:
+        for call in (lambda: pool.lease(tokens=tokens), lambda: lease.extend(tokens)):
+            with pytest.raises(kvd_client.InvalidArgumentError, match="tokens"):
+                call()
+    with pytest.raises(kvd_client.InvalidArgumentError, match="lease_ahead"):
+        pool.lease(lease_ahead=tokens)
+
+
+def test_numpy_integers_are_integers(new_pool, spec) -> None:
+    with new_pool(spec).lease(tokens=np.int64(20)) as lease:
+        assert lease.extend(np.int32(20)).size == 20
 
 
 def test_many_leases_are_made_grown_and_released_together(daemon: Daemon, new_pool, spec) -> None:

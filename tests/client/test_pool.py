@@ -41,6 +41,12 @@ def test_what_is_not_there_cannot_be_attached_to(client, spec) -> None:
         client.pool("nowhere", blocks=8)
 
 
+@pytest.mark.parametrize("blocks", [-1, 1 << 40])
+def test_a_number_of_blocks_outside_the_limits_is_refused_here(client, spec, blocks) -> None:
+    with pytest.raises(kvd_client.InvalidArgumentError, match="blocks"):
+        client.pool("any", spec, blocks)
+
+
 def test_a_pool_larger_than_the_device_is_refused(client, spec) -> None:
     with pytest.raises(kvd_client.DeviceFullError):
         client.pool("giant", spec, 10_000_000)

@@ -92,10 +92,22 @@ def test_what_passes_tokens_over_is_committed_as_a_whole(new_pool, spec, policy)
             lease.commit(999)
         with pytest.raises(kvd_client.ConflictError, match=r"commit\(1000\)"):
             lease.extend(1)
+        for call in (lease.trim, lambda: lease.compress(Streaming())):
+            with pytest.raises(kvd_client.ConflictError, match=r"commit\(1000\)"):
+                call()
         lease.commit(1000)
         assert lease.position == 1000
         _append(lease, 1)
         assert lease.position == 1001
+
+
+def test_a_streaming_lease_prunes_itself_and_keeps_its_blocks(new_pool, spec, policy) -> None:
+    with new_pool(spec).lease(policy=policy) as lease:
+        _append(lease, 100)
+        assert lease.compress().unchanged
+        with pytest.raises(kvd_client.InvalidArgumentError):
+            lease.compress(kvd_client.H2O())
+        assert _seen(lease) == _visible(100)
 
 
 def test_without_sinks_only_the_window_stays(new_pool, spec) -> None:
