@@ -28,6 +28,11 @@ test: $(READY)
 	$(BIN)/pytest
 
 
+bench: $(READY)
+	$(BIN)/python benchmarks/bench_lifecycle.py --json benchmarks/results/lifecycle.json
+	$(BIN)/python benchmarks/bench_rpc.py benchmarks/results/rpc.json
+	$(BIN)/python benchmarks/bench_snapkv.py --json benchmarks/results/snapkv.json
+
 # Hours in full: it stops after MINUTES, keeps what it measured, and goes on from there the next time.
 MINUTES ?= 60
 bench-quality: $(READY)
