@@ -97,9 +97,10 @@ def runs_to_proto(block_ids: "npt.NDArray[np.int32]") -> list[pb.BlockRun]:
     """Consecutive ids become one run each, in order."""
     if block_ids.size == 0:
         return []
-    breaks = np.flatnonzero(block_ids[1:] - block_ids[:-1] != 1) + 1
-    if breaks.size == 0:  # by far the most frequent, and on the way of every lease
+    one_run = block_ids.size == 1 or bool((block_ids[1:] - block_ids[:-1] == 1).all())
+    if one_run:  # by far the most frequent, and on the way of every lease
         return [pb.BlockRun(start=int(block_ids[0]), count=block_ids.size)]
+    breaks = np.flatnonzero(np.diff(block_ids) != 1) + 1
     starts = block_ids[np.concatenate(([0], breaks))]
     counts = np.diff(np.concatenate(([0], breaks, [block_ids.size])))
     return [pb.BlockRun(start=s, count=c) for s, c in zip(starts.tolist(), counts.tolist(), strict=True)]

@@ -4,6 +4,7 @@ import asyncio
 import mmap
 import os
 import signal
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -62,8 +63,8 @@ def write_token_numbers(floats: np.ndarray, table: list[int]) -> None:
     floats[table] = np.broadcast_to(numbers, (len(table), 4, 16, 16)).reshape(len(table), -1)
 
 
-def scratch_queries(worker: RawWorker, tokens: int) -> pb.Queries:
-    [scratch] = worker.lease(tokens * 8, scratch=True)
+def scratch_queries(worker: RawWorker, tokens: int, pool: str = "pool") -> pb.Queries:
+    [scratch] = worker.lease(tokens * 8, pool=pool, scratch=True)
     return pb.Queries(scratch_lease_id=scratch.lease_id, tokens=tokens, query_heads=4, dtype="float32")
 
 
@@ -154,6 +155,25 @@ def test_a_busy_lease_is_refused_and_its_worker_may_die_meanwhile(
     assert worker.pool_status().blocks_leased > 0
     os.kill(shared_kvd.kernel_pid(), signal.SIGCONT)
     eventually(lambda: worker.pool_status().blocks_leased == 0, "the leaver's blocks")
+
+
+def test_a_dropped_pools_memory_is_let_go_by_the_daemon_and_the_same_kernel_worker(
+    shared_kvd: RunningKvd, worker: RawWorker
+) -> None:
+    pids = (shared_kvd.daemon_pid(), shared_kvd.kernel_pid())
+    worker.create_pool("passing")
+    [lease] = worker.lease(160, pool="passing")
+    request = worker.compress_request(lease, 160, SNAPKV)
+    request.queries.CopyFrom(scratch_queries(worker, 8, "passing"))
+    worker.leases.Compress(request)
+    [pool] = [status.pool for status in worker.status().pools if status.pool.name == "passing"]
+    worker.release(lease, pb.LeaseState(lease_id=request.queries.scratch_lease_id))
+    assert all(pool.pool_id in Path(f"/proc/{pid}/maps").read_text() for pid in pids[1:])
+    worker.drop_pool("passing")
+    eventually(
+        lambda: not any(pool.pool_id in Path(f"/proc/{pid}/maps").read_text() for pid in pids), "unmapping"
+    )
+    assert shared_kvd.kernel_pid() == pids[1]
 
 
 def leased(engine: Engine, opened: OpenSession, tokens: int) -> Progress:

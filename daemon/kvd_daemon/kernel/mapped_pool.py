@@ -20,7 +20,7 @@ LSE_BYTES = 4  # float32
 
 
 class MappedPool:
-    """Owns the mappings of one pool; `close` gives them back."""
+    """Owns the mappings of one pool; they go with the last view of them."""
 
     def __init__(self, spec: KVSpec, blocks_total: int, pool_fd: int, sidecar_fd: int) -> None:
         self.spec = spec
@@ -107,9 +107,3 @@ class MappedPool:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(byte_count), MADV_POPULATE_WRITE) != 0:
             raise OSError(ctypes.get_errno(), "madvise(MADV_POPULATE_WRITE)")
-
-    def close(self) -> None:
-        """Views that a caller still holds keep the mapping alive."""
-        del self._flat, self.positions, self.scores, self._k, self._v
-        self._bytes.close()
-        self._sidecar.close()

@@ -116,7 +116,7 @@ class KernelWorker:
             case m.MapPool(pool_id, spec, blocks_total):
                 self._pools[pool_id] = MappedPool(KVSpec(**spec), blocks_total, *self._link.take_fds())
             case m.UnmapPool(pool_id):
-                self._pools.pop(pool_id).close()
+                del self._pools[pool_id]
             case m.Populate(pool_id, offset, byte_count):
                 self._pools[pool_id].populate(offset, byte_count)
             case m.Scrub(pool_id, runs):

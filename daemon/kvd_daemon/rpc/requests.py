@@ -1,9 +1,12 @@
 """Messages in: to the core's and the engine's values."""
 
 from kvd.convert import policy_from_proto
+from kvd.policy import Dense
 from kvd.v1 import kvd_pb2 as pb
 from kvd_daemon.core import LeaseWish, Progress
 from kvd_daemon.engine.kernel_jobs import GivenQueries, GivenRope
+
+DENSE = Dense()
 
 
 def progress_of(message: pb.LeaseProgress) -> Progress:
@@ -12,7 +15,8 @@ def progress_of(message: pb.LeaseProgress) -> Progress:
 
 def wish_of(item: pb.LeaseItem, scratch: bool) -> LeaseWish:
     """Raises InvalidArgumentError on a policy that makes no sense."""
-    return LeaseWish(item.tokens, policy_from_proto(item.policy), list(item.prefix_hashes), scratch)
+    policy = policy_from_proto(item.policy) if item.HasField("policy") else DENSE
+    return LeaseWish(item.tokens, policy, list(item.prefix_hashes), scratch)
 
 
 def queries_of(message: pb.Queries) -> GivenQueries:

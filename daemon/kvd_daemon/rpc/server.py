@@ -19,11 +19,12 @@ from .pool_service import PoolService
 from .session_service import SessionService
 
 MAX_MESSAGE_BYTES = 4 << 20  # bytes; 65,536 prefix hashes are 2.3 MB, 1,024 leases far less
+MAX_REPLY_BYTES = 64 << 20  # bytes; block tables of the largest pool, every second block taken
 MAX_CONCURRENT_STREAMS = 1024  # calls at a time on one connection; a worker needs a handful
 STOP_GRACE_S = 0.5  # seconds that calls under way get when the daemon stops
 OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_REPLY_BYTES),
     ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
     ("grpc.so_reuseport", 0),
 )
