@@ -71,10 +71,10 @@ class RunningKvd:
         self.ready_line = self.process.stdout.readline() if readable else ""
         assert self.ready_line.startswith("kvd ready: "), f"no ready line\n{self.log.read_text()}"
 
-    def stop(self) -> None:
-        """SIGTERM: exit status 0, and no process, socket or further line on stdout stays behind."""
+    def stop(self, signal_number: int = signal.SIGTERM) -> None:
+        """Exit status 0, and no process, socket or further line on stdout stays behind."""
         pids = self.pids()
-        self.process.terminate()
+        self.process.send_signal(signal_number)
         further_lines, _ = self.process.communicate(timeout=PATIENCE_S)
         assert self.process.returncode == 0, self.log.read_text()
         assert further_lines == ""

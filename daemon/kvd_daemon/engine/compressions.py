@@ -16,7 +16,7 @@ from kvd.policy import Policy
 from kvd.spec import DTYPE_BYTES
 from kvd_daemon.core import Compressed, CompressPlan, Device, Lease, Progress, Unchanged
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError
-from kvd_daemon.kernel.messages import FloatArray
+from kvd_daemon.kernel.messages import Done, FloatArray
 
 from .exhaustion import Exhaustion
 from .kernel_jobs import ROPE_STYLES, GivenQueries, GivenRope, compress_job, observe_job
@@ -78,9 +78,17 @@ class Compressions:
         except KvdError:
             self._device.abort_compress(lease_id, lost=False)
             raise
-        kept = done.kept_blocks.tolist() if plan.by_block else done.kept_tokens
-        compressed = self._device.finish_compress(lease_id, kept)
+        compressed = self._finish(plan, done)
         return Outcome(plan.lease, compressed, done.kernel_ns, done.mass_retained)
+
+    def _finish(self, plan: CompressPlan, done: Done) -> Compressed:
+        lease_id = plan.lease.lease_id
+        kept = done.kept_blocks.tolist() if plan.by_block else done.kept_tokens
+        try:
+            return self._device.finish_compress(lease_id, kept)
+        except InvalidArgumentError as error:
+            self._device.abort_compress(lease_id, lost=plan.in_place)
+            raise AssertionError(f"the kernel worker did not do what was planned: {error}") from error
 
     async def observe(self, opened: OpenSession, progress: Progress, queries: GivenQueries) -> Lease:
         """Raises what Device.begin_observe does, KernelWorkerUnavailableError, LeaseLostError."""
