@@ -41,7 +41,7 @@ class LeaseHandle:
         self._said = state.standing
 
     def progress(self) -> pb.LeaseProgress:
-        """What the daemon is told. Raises ConflictError while tokens that are passed over are not committed."""
+        """What the daemon is told. Raises ConflictError while passed over tokens are not committed."""
         skip = self.state.skip
         if skip is not None:
             raise ConflictError(f"the last extend() is not committed: commit({skip.tokens}) first")
