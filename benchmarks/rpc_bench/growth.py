@@ -13,7 +13,7 @@ from kvd.v1 import kvd_pb2 as pb
 POOLS = (  # (blocks, live leases)
     (10_000, 0),
     (10_000, 1_000),
-    (40_000, 10_000),  # live leases and holes fill it: whatever is leased comes in runs of LIVE_BLOCKS
+    (40_016, 10_000),  # leases and holes fill it up to the reserve of 16: runs are LIVE_BLOCKS long
     (100_000, 10_000),
     (1_000_000, 10_000),
 )
