@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvd_cuda.backend import WindowScores
+from kvd_cuda.backend import Backend, WindowScores
 from kvd_cuda.dtypes import Array, FloatArray, IntArray, from_float32, to_float32
 from kvd_cuda.errors import KernelInputError
-from kvd_cuda.host_attention import KeyColumn, QueryRows, TiledAttention, Votes
+from kvd_cuda.host_attention import KeyColumn, QueryRows, TiledAttention, Votes, padded_length
 from kvd_cuda.host_kernels import average_pool, max_pool, move_slots
 from kvd_cuda.plan import REDUCTIONS, Rope, check_pooling
 from kvd_cuda.planes import HeadRange, KVPlanes, flat_plane
@@ -21,7 +21,7 @@ MIN_STORE_BYTES = 1_000_000  # one tile of any usual group; only leases above a 
 OBSERVE_ROWS = 128  # query rows (tokens x group) of one tile of `observe`
 
 
-class HostBackend:
+class HostBackend(Backend):
     """Implements `kvd_cuda.backend.Backend`. Not shared between threads: it owns its buffers.
 
     Temporaries stay under `workspace_bytes` for leases up to a million slots; results do not depend on it.
@@ -45,19 +45,16 @@ class HostBackend:
         queries.check(planes)
         if reduce not in REDUCTIONS:
             raise KernelInputError(f"reduce={reduce!r}; use one of {', '.join(REDUCTIONS)}")
-        votes = np.empty((heads.count, planes.length), np.float32)
-        mass = np.empty_like(votes)
+        votes = np.zeros((heads.count, padded_length(planes.length)), np.float32)
+        mass = np.zeros_like(votes)
         group = queries.values.shape[2] // planes.kv_heads
         for row, kv_head in enumerate(range(heads.start, heads.stop)):
-            seen = Votes.zeros(planes.length, with_peaks=reduce == "max")
+            seen = Votes(mass[row], votes[row] if reduce == "max" else None)
             self._collect(planes, queries, (heads.layer, kv_head), planes.length, seen)
-            sums = seen.sums[: planes.length]
-            np.multiply(sums, np.float32(1 / (group * queries.count)), out=mass[row])
-            if seen.peaks is None:
-                np.multiply(sums, np.float32(1 / group), out=votes[row])
-            else:
-                votes[row] = seen.peaks[: planes.length]
-        return WindowScores(votes, mass)
+            if reduce == "mean":
+                np.multiply(mass[row], np.float32(1 / group), out=votes[row])
+            mass[row] *= np.float32(1 / (group * queries.count))
+        return WindowScores(votes[:, : planes.length], mass[:, : planes.length])
 
     def pool(self, votes: FloatArray, kernel: int, kind: str) -> FloatArray:
         """See Backend. Averages are summed in float64."""
@@ -120,7 +117,7 @@ class HostBackend:
 
     def _observed(self, planes: KVPlanes, queries: WindowQueries, column: tuple[int, int]) -> FloatArray:
         """Attention of all `queries` to one (layer, kv head), a few query tokens at a time."""
-        votes = Votes.zeros(planes.length, with_peaks=False)
+        votes = Votes(np.zeros(padded_length(planes.length), np.float32), None)
         step = max(1, OBSERVE_ROWS * planes.kv_heads // queries.values.shape[2])
         for start in range(0, queries.count, step):
             stop = min(start + step, queries.count)

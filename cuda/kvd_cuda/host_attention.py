@@ -34,6 +34,11 @@ LSE_TOLERANCE = 0.05  # a row's attention may miss 1 by this when its log-sum-ex
 LOG2_E = 1.4426950408889634
 
 
+def padded_length(length: int) -> int:
+    """`length` rounded up to whole tiles."""
+    return -(-length // TILE_SLOTS) * TILE_SLOTS
+
+
 @dataclass(frozen=True)
 class KeyColumn:
     """Keys of one layer and kv head.
@@ -75,19 +80,12 @@ class QueryRows:
 class Votes:
     """Where attention is collected.
 
-    sums   float32 [tiles * TILE_SLOTS], attention summed over rows
+    sums   float32 [padded_length(N)], attention summed over rows; zeros at first
     peaks  the same shape, its maximum over rows, or None when nobody asks
     """
 
     sums: FloatArray
     peaks: FloatArray | None
-
-    @classmethod
-    def zeros(cls, length: int, with_peaks: bool) -> "Votes":
-        """Nothing collected yet, for `length` slots."""
-        padded = -(-length // TILE_SLOTS) * TILE_SLOTS
-        peaks = np.zeros(padded, np.float32) if with_peaks else None
-        return cls(np.zeros(padded, np.float32), peaks)
 
     def add(self, tile_index: int, tile: FloatArray, weights: FloatArray) -> None:
         """Collect one softened tile [rows, TILE_SLOTS] whose rows weigh `weights`."""
