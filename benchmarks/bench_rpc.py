@@ -70,7 +70,7 @@ def report(results: Mapping[str, Any]) -> list[str]:
     operations = [{"operation": name} | values for name, values in trip["operations"].items()]
     worst = max(row["p50_ratio"] for row in operations)
     return [
-        f"{facts['date']}  {facts['command']}  commit {facts['commit']}",
+        f"{facts['date']}  {facts['command']}  commit {facts['commit']}  load {facts['load_average']:.1f}",
         f"{facts['cores']} x {facts['cpu']}, Linux {facts['kernel']}, Python {facts['python']}, "
         + ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
         "",
