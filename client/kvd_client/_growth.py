@@ -41,14 +41,12 @@ class Growth:
         """None for a streaming lease: its blocks are recycled, and none earlier than need be."""
         return 0 if isinstance(self.handle.policy, Streaming) else self.ahead_blocks * block_size
 
-    def skip(self, before: SlotState, answer: pb.LeaseState, block_size: int) -> Skip | None:
+    def skip(self, before: SlotState, answer: pb.LeaseState) -> Skip | None:
         """The daemon counted the tokens that it passes over into the position."""
         skipped = answer.position - before.position
         if skipped == 0:
             return None
-        assert isinstance(self.handle.policy, Streaming)
-        sink_slots = self.handle.policy.sink_blocks(block_size) * block_size
-        return Skip(self.tokens, max(0, sink_slots - before.length), skipped)
+        return Skip(self.tokens, answer.skip_after, skipped)
 
 
 def grow(session: Session, growths: Sequence[Growth], block_size: int) -> None:
@@ -72,7 +70,7 @@ def _ask(session: Session, growths: Sequence[Growth], block_size: int, ahead: bo
 
     def apply(answer: pb.ExtendResponse) -> None:
         for growth, state, told in zip(growths, before, answer.leases, strict=True):
-            growth.handle.learn(state.after(told, growth.skip(state, told, block_size)))
+            growth.handle.learn(state.after(told, growth.skip(state, told)))
 
     LeaseCall([growth.handle for growth in growths], session.lease_service.Extend, request, apply).make(
         session

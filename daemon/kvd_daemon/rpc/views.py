@@ -31,6 +31,7 @@ def lease_state(change: Change) -> pb.LeaseState:
         position=lease.position,
         compressed_length=lease.compressed_length,
         sealed_blocks=lease.sealed_blocks,
+        skip_after=change.skip_after,
     )
 
 
