@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from .methods import KEEPS, METHODS
-from .tasks import NUMBER, NUMBER_AMONG_FIVE, PASSKEY, WORD
+from .tasks import NUMBER, NUMBER_AMONG_FIVE, PASSKEY, TASKS, WORD
 
 LENGTHS = (1024, 2048, 4096)  # tokens
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the document
@@ -12,7 +12,7 @@ SAMPLES_PER_CELL = 50  # so that a 95 % interval is about 0.2 wide
 SPAN_SAMPLES = 300  # without a loss they bound it below 1 % (rule of three)
 PROSE_SAMPLES = 10
 SPAN_METHODS = ("SnapKV max 21 (tuned)", "Span", "Span by block")
-TASK_NAMES = (NUMBER.name, PASSKEY.name, NUMBER_AMONG_FIVE.name, WORD.name)
+SPAN_TASKS = (NUMBER.name, PASSKEY.name, NUMBER_AMONG_FIVE.name, WORD.name)
 INSIDE, AFTER = "question inside", "question after"
 PROSE = "prose"
 
@@ -42,8 +42,8 @@ class Job:
 def span_jobs() -> Iterator[Job]:
     """Span at 0.16 beside tuned SnapKV, on enough samples to bound what it loses."""
     for number in range(SPAN_SAMPLES):
-        task = TASK_NAMES[number % len(TASK_NAMES)]
-        depth = DEPTHS[number // len(TASK_NAMES) % len(DEPTHS)]
+        task = SPAN_TASKS[number % len(SPAN_TASKS)]
+        depth = DEPTHS[number // len(SPAN_TASKS) % len(DEPTHS)]
         yield Job("span", task, LENGTHS[0], depth, 1000 + number, keeps=(0.16,), methods=SPAN_METHODS)
 
 
@@ -52,9 +52,9 @@ def grid_jobs() -> Iterator[Job]:
     for seed in range(SAMPLES_PER_CELL // len(DEPTHS)):
         for depth in DEPTHS:
             for length in LENGTHS:
-                for task in TASK_NAMES:
-                    yield Job("grid", task, length, depth, seed)
-                    yield Job("grid", task, length, depth, seed, AFTER)
+                for task in TASKS:
+                    yield Job("grid", task.name, length, depth, seed)
+                    yield Job("grid", task.name, length, depth, seed, AFTER)
 
 
 def prose_jobs() -> Iterator[Job]:
