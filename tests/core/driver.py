@@ -60,6 +60,7 @@ class Driver(RuleBasedStateMachine):
         self.world = World()
         self.plans: dict[int, CompressPlan] = {}
         self.observed: set[int] = set()
+        self.voted: set[int] = set()
         self.lent: dict[int, int] = {}
         self.scrubs: list[tuple[list[int], list[tuple[int, int]], dict[int, WorldLease]]] = []
         self.opened = 0

@@ -74,6 +74,8 @@ class JobRules(Driver):
         scores = isinstance(policy, H2O) and not lease.observed
         if queries is None and (policy.needs_queries or scores):
             return e.InvalidArgumentError
+        if isinstance(policy, H2O) and queries and queries.tokens > len(lease.slots) - lease.observed:
+            return e.InvalidArgumentError
         return self.room_refusal(lease, policy, tokens)
 
     def room_refusal(self, lease: WorldLease, policy: Policy, tokens: int) -> Refusal:
@@ -100,6 +102,7 @@ class JobRules(Driver):
             for block in blocks[:1]:  # what an aborted job leaves behind
                 pool.write(block, 0, (lease.tenant, "half moved", 0))
         self.plans[lease.lease_id] = plan
+        self.voted = self.voted - {lease.lease_id} | ({lease.lease_id} if queries else set())
         self.make_busy(lease, queries)
 
     def check_scrub(self, lease: WorldLease, plan: CompressPlan) -> None:
@@ -180,6 +183,8 @@ class JobRules(Driver):
         self.device.abort_compress(lease_id, lost)
         lease.destination = []
         lease.fate = "lost" if lost else lease.fate
+        if plan is not None and isinstance(plan.policy, H2O) and lease_id in self.voted:
+            lease.observed = 0
         self.end_job(lease)
 
     @precondition(any_lease)

@@ -271,6 +271,23 @@ def test_no_token_votes_twice() -> None:
         desk.device.begin_observe("ann", desk.progress(lease), QUERIES, 0)
 
 
+def test_heavy_hitters_with_queries_are_observed_and_compressed_in_one_and_again_if_that_fails() -> None:
+    desk = Desk()
+    lease = desk.prefill(320, H2O(recent=32, keep=0.25))
+    desk.device.begin_observe("ann", desk.progress(lease), QueryShape(320, 4), 0)
+    desk.device.finish_observe(lease.lease_id)
+    desk.extend(lease, 10)
+    desk.extend(lease, 0, length=330)
+    with pytest.raises(e.InvalidArgumentError, match="only the last 10"):
+        desk.compress(lease)
+    desk.compress(lease, None, QueryShape(10, 4))
+    desk.device.abort_compress(lease.lease_id, lost=False)
+    assert lease.observed_length == 0  # some of the ten may have voted: their sums cannot be told apart
+    desk.compress(lease, None, QueryShape(330, 4))
+    desk.device.finish_compress(lease.lease_id, 96)
+    assert lease.observed_length == 96
+
+
 def test_running_scores_are_private_to_a_lease() -> None:
     desk = Desk()
     lease = desk.prefill(64)

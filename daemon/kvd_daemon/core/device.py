@@ -19,7 +19,7 @@ from kvd.errors import (
 from kvd.policy import Policy
 from kvd.spec import KVSpec
 
-from . import compressing, ending, granting, invariants, renewing, sealing
+from . import compressing, ending, granting, invariants, jobs, observing, renewing, scrubbing, sealing
 from .lease import Lease
 from .limits import MAX_NAME_CHARS, Limits
 from .pool import Pool
@@ -154,11 +154,11 @@ class Device:
 
     def scrubbed(self, lease_ids: Sequence[int]) -> None:
         """The `scrub` runs of the call that made or grew these leases hold zeros now."""
-        granting.scrubbed(self._registry, lease_ids)
+        scrubbing.scrubbed(self._registry, lease_ids)
 
     def scrub_failed(self, lease_ids: Sequence[int]) -> None:
         """They do not: the call that made or grew these leases is undone."""
-        granting.scrub_failed(self._registry, lease_ids)
+        scrubbing.scrub_failed(self._registry, lease_ids)
 
     def release(self, session_id: str, lease_ids: Sequence[int]) -> Reclaimed:
         """End leases, also revoked, expired and lost ones; all or none. An expired session may, too.
@@ -204,15 +204,15 @@ class Device:
     ) -> ObservePlan:
         """Plan to add the attention of the last tokens' queries to the lease's running scores."""
         session = self._registry.live_session(session_id, now_ns)
-        return compressing.begin_observe(self._registry, session, progress, queries)
+        return observing.begin_observe(self._registry, session, progress, queries)
 
     def finish_observe(self, lease_id: int) -> Lease:
         """The job is done: every slot in use has a running score."""
-        return compressing.finish_observe(self._registry, lease_id)
+        return observing.finish_observe(self._registry, lease_id)
 
     def abort_compress(self, lease_id: int, lost: bool) -> Lease:
         """The job (compression or observation) failed. Not lost: the lease is as it was. Lost: it is gone."""
-        return compressing.abort_compress(self._registry, lease_id, lost)
+        return jobs.abort(self._registry, lease_id, lost)
 
     def revoke(self, lease_id: int) -> Revoked:
         """Take a lease away. Raises LeaseNotFoundError, LeaseBusyError, or the fate it has already."""

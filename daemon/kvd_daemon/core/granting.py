@@ -1,8 +1,4 @@
-"""Lease and extend: blocks in, all or none.
-
-Memory that changes tenant is scrubbed first: if any block of a call holds another tenant's bytes, all
-leases of that call are busy until the engine says `scrubbed`, or `scrub_failed`, which undoes the call.
-"""
+"""Lease and extend: blocks out, all or none."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +8,13 @@ import numpy as np
 from kvd.errors import InvalidArgumentError, LimitExceededError
 from kvd.policy import Dense, Streaming
 
-from .blocks import BlockState
-from .ending import reclaim, settle
-from .free_runs import IntArray, Run, runs_of
-from .lease import BlockTable, Lease, Scrubbing, Standing
+from .free_runs import IntArray
+from .lease import BlockTable, Lease, Standing
 from .limits import HASH_BYTES
 from .pool import Need, Pool
 from .registry import Registry, check_hashes, check_tokens, commit, distinct
 from .results import Change, Extended, Granted, LeaseWish, Progress
+from .scrubbing import begin_scrub
 from .session import Session
 from .streaming import Recycling, recycle
 
@@ -56,7 +51,7 @@ def grant(
     fresh = [(_admit(registry, session, pool, entry, now_ns), entry) for entry in entries]
     foreign = {lease.lease_id: _append(pool, lease, entry.own_count, tenant) for lease, entry in fresh}
     leases = [lease for lease, _ in fresh]
-    return Granted(leases, _begin_scrub(leases, foreign, {}))
+    return Granted(leases, begin_scrub(leases, foreign, {}))
 
 
 def _check_lease_limits(registry: Registry, session: Session, wishes: Sequence[LeaseWish]) -> None:
@@ -141,7 +136,7 @@ def extend(registry: Registry, session: Session, items: Sequence[tuple[Progress,
         before[lease.lease_id] = Standing(lease.table, lease.generation, lease.length, lease.position)
         foreign[lease.lease_id] = _append(registry.pool_of(lease), lease, growth.new_blocks, tenant)
         changes.append(_carry_out(registry.pool_of(lease), growth))
-    return Extended(changes, _begin_scrub([growth.lease for growth in growths], foreign, before))
+    return Extended(changes, begin_scrub([growth.lease for growth in growths], foreign, before))
 
 
 def _growth(registry: Registry, session: Session, progress: Progress, tokens: int) -> _Growth:
@@ -176,49 +171,3 @@ def _carry_out(pool: Pool, growth: _Growth) -> Change:
     lease.length = recycling.length
     lease.position += recycling.skipped
     return Change(lease, kept_blocks, recycling.skip_after)
-
-
-def _begin_scrub(leases: list[Lease], foreign: dict[int, IntArray], before: dict[int, Standing]) -> list[Run]:
-    dirty = [ids for ids in foreign.values() if ids.size]
-    if not dirty:
-        return []
-    for lease in leases:
-        lease.job = Scrubbing(foreign[lease.lease_id], before.get(lease.lease_id))
-    return runs_of(np.sort(np.concatenate(dirty)))
-
-
-def scrubbed(registry: Registry, lease_ids: Sequence[int]) -> None:
-    """The blocks hold zeros now: the leases are free to use."""
-    for lease, job in _scrubbing(registry, lease_ids):
-        registry.pool_of(lease).blocks.cleaned(job.foreign, registry.tenants[lease.tenant])
-        lease.job = None
-        settle(registry, lease)
-
-
-def scrub_failed(registry: Registry, lease_ids: Sequence[int]) -> None:
-    """The call is undone: new leases are dropped, extended ones are as they were."""
-    for lease, job in _scrubbing(registry, lease_ids):
-        lease.job = None
-        if job.before is None:
-            reclaim(registry, lease)
-        else:
-            _undo(registry.pool_of(lease), lease, job.before)
-            settle(registry, lease)
-
-
-def _scrubbing(registry: Registry, lease_ids: Sequence[int]) -> list[tuple[Lease, Scrubbing]]:
-    found = []
-    for lease_id in lease_ids:
-        lease = registry.leases.get(lease_id)
-        assert lease is not None, f"lease {lease_id} ended while it was scrubbed"
-        assert isinstance(lease.job, Scrubbing), f"lease {lease_id} was not being scrubbed"
-        found.append((lease, lease.job))
-    return found
-
-
-def _undo(pool: Pool, lease: Lease, before: Standing) -> None:
-    added = lease.table[before.table.size :]
-    if added.size:
-        pool.give_back(added, BlockState.LEASED)
-    lease.blocks = BlockTable(before.table)
-    lease.generation, lease.length, lease.position = before.generation, before.length, before.position

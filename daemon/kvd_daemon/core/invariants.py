@@ -5,6 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from kvd.policy import Streaming
+
 from .blocks import NULL_BLOCK, BlockState
 from .lease import Compacting, Ending, Lease, LeaseState, Lending
 from .pool import Pool
@@ -57,8 +59,8 @@ def _check_lease(registry: Registry, lease: Lease) -> None:
     _hold(len(set(lease.table.tolist())) == len(lease.blocks), f"{name} has a block twice")
     if isinstance(lease.job, Lending):
         _hold(lease.job.borrower_lease_id in registry.leases, f"{name} lends queries to nobody")
-    if lease.streams and lease.fate is LeaseState.ACTIVE:
-        wanted = lease.policy.capacity_blocks(lease.block_size)  # type: ignore[union-attr]
+    if isinstance(lease.policy, Streaming) and lease.fate is LeaseState.ACTIVE:
+        wanted = lease.policy.capacity_blocks(lease.block_size)
         _hold(len(lease.blocks) == wanted, f"{name} streams in {len(lease.blocks)} blocks, not {wanted}")
 
 
@@ -89,7 +91,7 @@ def _check_states(pool: Pool, leases: list[Lease]) -> None:
 
 def _own_blocks(lease: Lease) -> list[int]:
     own: list[int] = lease.writable.tolist()
-    if isinstance(lease.job, Compacting) and not lease.job.in_place:
+    if isinstance(lease.job, Compacting) and not lease.job.target.in_place:
         own += lease.job.destination.tolist()
     return own
 

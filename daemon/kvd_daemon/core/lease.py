@@ -79,15 +79,27 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Compacting:
-    """The kernel worker compresses the lease."""
+class Target:
+    """How many tokens a compression keeps, and where: elsewhere, in place, or as they are, by block.
 
-    destination: IntArray
-    in_place: bool
-    by_block: bool
+    The last `window` are kept whatever the votes say. `adds_scores`: queries are observed on the way.
+    """
+
     policy: Policy
-    target_tokens: int
+    tokens: int
     window: int
+    destination_blocks: int
+    by_block: bool
+    in_place: bool
+    adds_scores: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Compacting:
+    """The kernel worker compresses the lease into `destination`."""
+
+    target: Target
+    destination: IntArray
     scratch_lease_id: int | None
 
 

@@ -1,7 +1,5 @@
 """What a compression will do: checked and decided before anything changes."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from kvd.errors import (
@@ -12,24 +10,12 @@ from kvd.errors import (
 )
 from kvd.policy import H2O, Policy, SnapKV, Span, Streaming
 
-from .lease import Lease
+from .lease import Lease, Target
 from .limits import MAX_TOKENS_PER_LEASE
 from .pool import Need, Pool
 from .registry import Registry, refuse_unless_active
 from .results import Progress, QueryShape
 from .session import Session
-
-
-@dataclass(frozen=True)
-class Target:
-    """How many tokens stay, where they go, and how many last ones are kept whatever the votes say."""
-
-    policy: Policy
-    tokens: int
-    window: int
-    by_block: bool
-    destination_blocks: int
-    in_place: bool
 
 
 def check_queries(registry: Registry, session: Session, lease: Lease, queries: QueryShape) -> None:
@@ -48,6 +34,16 @@ def check_queries(registry: Registry, session: Session, lease: Lease, queries: Q
         refuse_unless_active(scratch)
 
 
+def refuse_second_votes(lease: Lease, progress: Progress, queries: QueryShape) -> None:
+    """Raises InvalidArgumentError if a token's attention would be added to the running scores twice."""
+    unobserved = progress.length - lease.observed_length
+    if queries.tokens > unobserved:
+        raise InvalidArgumentError(
+            f"queries of {queries.tokens} tokens, but only the last {unobserved} were not observed yet; "
+            "none may vote twice"
+        )
+
+
 def choose(
     pool: Pool, lease: Lease, policy: Policy, progress: Progress, queries: QueryShape | None
 ) -> Target | None:
@@ -60,11 +56,17 @@ def choose(
         return None
     _check_policy(lease, policy, progress, queries)
     window = _window(policy, progress.length, queries)
-    if isinstance(policy, Span) and policy.granularity == "block":
-        return Target(policy, tokens, window, True, 0, False)
-    wanted = pool.spec.blocks_for(tokens)
-    in_place = _fits_only_in_place(pool, lease, wanted)
-    return Target(policy, tokens, window, False, wanted, in_place)
+    by_block = isinstance(policy, Span) and policy.granularity == "block"
+    wanted = 0 if by_block else pool.spec.blocks_for(tokens)
+    return Target(
+        policy=policy,
+        tokens=tokens,
+        window=window,
+        destination_blocks=wanted,
+        by_block=by_block,
+        in_place=not by_block and _fits_only_in_place(pool, lease, wanted),
+        adds_scores=isinstance(policy, H2O) and queries is not None,
+    )
 
 
 def _check_policy(lease: Lease, policy: Policy, progress: Progress, queries: QueryShape | None) -> None:
@@ -72,8 +74,11 @@ def _check_policy(lease: Lease, policy: Policy, progress: Progress, queries: Que
         raise InvalidArgumentError(
             f"{policy} votes with the window's queries; pass them in a scratch lease (tokens, query_heads)"
         )
-    if isinstance(policy, H2O) and queries is None and not lease.observed_length:
-        raise InvalidArgumentError(f"{policy} needs running scores: call Observe before, or pass queries")
+    if isinstance(policy, H2O):
+        if queries is not None:  # an observation and a compression in one
+            refuse_second_votes(lease, progress, queries)
+        elif not lease.observed_length:
+            raise InvalidArgumentError(f"{policy} needs running scores: call Observe before, or pass queries")
     if progress.position > MAX_TOKENS_PER_LEASE:
         raise LimitExceededError(
             f"position {progress.position}; explicit positions end at {MAX_TOKENS_PER_LEASE} (int32)"

@@ -1,0 +1,50 @@
+"""What every job of the kernel worker has: a busy lease, perhaps lent queries, and an end."""
+
+from kvd.errors import InvalidArgumentError
+
+from .blocks import BlockState
+from .ending import settle
+from .lease import Compacting, Lease, LeaseState, Lending, Observing
+from .registry import Registry
+from .results import QueryShape
+
+
+def refuse_scratch(lease: Lease) -> None:
+    if lease.scratch:
+        raise InvalidArgumentError("a scratch lease holds queries, there is nothing to compress or observe")
+
+
+def lend(registry: Registry, lease: Lease, queries: QueryShape | None) -> int | None:
+    """The scratch lease is busy while its queries are read."""
+    if queries is None or queries.scratch_lease_id is None:
+        return None
+    registry.leases[queries.scratch_lease_id].job = Lending(lease.lease_id)
+    return queries.scratch_lease_id
+
+
+def abort(registry: Registry, lease_id: int, lost: bool) -> Lease:
+    """The job of a compression or observation failed. Lost: the lease's bytes were already moving.
+
+    Scores the job may have added to are worth nothing then: they have to be observed again.
+    """
+    lease = registry.leases[lease_id]
+    job = lease.job
+    assert isinstance(job, Compacting | Observing), f"lease {lease_id} has no job to abort"
+    if isinstance(job, Compacting):
+        if job.destination.size and not job.target.in_place:
+            registry.pool_of(lease).give_back(job.destination, BlockState.LEASED)
+        if job.target.adds_scores:
+            lease.observed_length = 0
+    if lost:
+        lease.fate = LeaseState.LOST
+    end_job(registry, lease, job.scratch_lease_id)
+    return lease
+
+
+def end_job(registry: Registry, lease: Lease, scratch_lease_id: int | None) -> None:
+    lease.job = None
+    settle(registry, lease)
+    if scratch_lease_id is not None:
+        scratch = registry.leases[scratch_lease_id]
+        scratch.job = None
+        settle(registry, scratch)

@@ -1,0 +1,66 @@
+"""Memory that changes tenant is scrubbed first.
+
+If any block of a call holds another tenant's bytes, all leases of that call are busy until the engine says
+`scrubbed`, or `scrub_failed`, which undoes the call.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .blocks import BlockState
+from .ending import reclaim, settle
+from .free_runs import IntArray, Run, runs_of
+from .lease import BlockTable, Lease, Scrubbing, Standing
+from .pool import Pool
+from .registry import Registry
+
+
+def begin_scrub(leases: list[Lease], foreign: dict[int, IntArray], before: dict[int, Standing]) -> list[Run]:
+    """The runs to be zeroed. If there are any, all `leases` of the call are busy until then.
+
+    `foreign` has each lease's new blocks with another tenant's bytes, `before` what an extended one was.
+    """
+    dirty = [ids for ids in foreign.values() if ids.size]
+    if not dirty:
+        return []
+    for lease in leases:
+        lease.job = Scrubbing(foreign[lease.lease_id], before.get(lease.lease_id))
+    return runs_of(np.sort(np.concatenate(dirty)))
+
+
+def scrubbed(registry: Registry, lease_ids: Sequence[int]) -> None:
+    """The blocks hold zeros now: the leases are free to use."""
+    for lease, job in _scrubbing(registry, lease_ids):
+        registry.pool_of(lease).blocks.cleaned(job.foreign, registry.tenants[lease.tenant])
+        lease.job = None
+        settle(registry, lease)
+
+
+def scrub_failed(registry: Registry, lease_ids: Sequence[int]) -> None:
+    """The call is undone: new leases are dropped, extended ones are as they were."""
+    for lease, job in _scrubbing(registry, lease_ids):
+        lease.job = None
+        if job.before is None:
+            reclaim(registry, lease)
+        else:
+            _undo(registry.pool_of(lease), lease, job.before)
+            settle(registry, lease)
+
+
+def _scrubbing(registry: Registry, lease_ids: Sequence[int]) -> list[tuple[Lease, Scrubbing]]:
+    found = []
+    for lease_id in lease_ids:
+        lease = registry.leases.get(lease_id)
+        assert lease is not None, f"lease {lease_id} ended while it was scrubbed"
+        assert isinstance(lease.job, Scrubbing), f"lease {lease_id} was not being scrubbed"
+        found.append((lease, lease.job))
+    return found
+
+
+def _undo(pool: Pool, lease: Lease, before: Standing) -> None:
+    added = lease.table[before.table.size :]
+    if added.size:
+        pool.give_back(added, BlockState.LEASED)
+    lease.blocks = BlockTable(before.table)
+    lease.generation, lease.length, lease.position = before.generation, before.length, before.position
