@@ -53,6 +53,8 @@ class WindowQueries:
             raise KernelInputError(
                 f"{count} queries for {planes.length} tokens; send those of the last tokens"
             )
+        if not all(np.isfinite(to_float32(layer, self.dtype)).all() for layer in self.values):
+            raise KernelInputError("queries hold NaN or infinity; send finite ones")
 
     def part(self, start: int, stop: int) -> "WindowQueries":
         """Queries [start, stop) of every layer."""

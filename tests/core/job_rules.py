@@ -179,12 +179,15 @@ class JobRules(Driver):
         lease_id = chance.choice([*self.plans, *self.observed])
         plan, lease = self.plans.pop(lease_id, None), self.world.leases[lease_id]
         self.observed.discard(lease_id)
-        lost = plan is not None and plan.in_place
+        lost = plan.in_place if plan is not None else chance.choice([True, False])
         self.device.abort_compress(lease_id, lost)
         lease.destination = []
-        lease.fate = "lost" if lost else lease.fate
-        if plan is not None and isinstance(plan.policy, H2O) and lease_id in self.voted:
-            lease.observed = 0
+        if plan is None:  # an observation: only the sums are lost
+            lease.observed = 0 if lost else lease.observed
+        else:
+            lease.fate = "lost" if lost else lease.fate
+            if isinstance(plan.policy, H2O) and lease_id in self.voted:
+                lease.observed = 0
         self.end_job(lease)
 
     @precondition(any_lease)

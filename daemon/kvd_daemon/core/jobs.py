@@ -23,9 +23,10 @@ def lend(registry: Registry, lease: Lease, queries: QueryShape | None) -> int | 
 
 
 def abort(registry: Registry, lease_id: int, lost: bool) -> Lease:
-    """The job of a compression or observation failed. Lost: the lease's bytes were already moving.
+    """The job of a compression or observation failed. Lost: it had begun to change what the lease has.
 
-    Scores the job may have added to are worth nothing then: they have to be observed again.
+    A compression loses the lease by that, an observation only the running scores: sums that some votes
+    are missing from are worth nothing, so all tokens have to be observed again.
     """
     lease = registry.leases[lease_id]
     job = lease.job
@@ -35,8 +36,10 @@ def abort(registry: Registry, lease_id: int, lost: bool) -> Lease:
             registry.pool_of(lease).give_back(job.destination, BlockState.LEASED)
         if job.target.adds_scores:
             lease.observed_length = 0
-    if lost:
-        lease.fate = LeaseState.LOST
+        if lost:
+            lease.fate = LeaseState.LOST
+    elif lost:
+        lease.observed_length = 0
     end_job(registry, lease, job.scratch_lease_id)
     return lease
 

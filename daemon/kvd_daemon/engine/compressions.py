@@ -91,7 +91,7 @@ class Compressions:
             raise AssertionError(f"the kernel worker did not do what was planned: {error}") from error
 
     async def observe(self, opened: OpenSession, progress: Progress, queries: GivenQueries) -> Lease:
-        """Raises what Device.begin_observe does, KernelWorkerUnavailableError, LeaseLostError."""
+        """Raises what Device.begin_observe does, KernelWorkerUnavailableError."""
         self._check(progress.lease_id, queries, None)
         now_ns = time.monotonic_ns()
         plan = self._device.begin_observe(opened.session_id, progress, queries.shape, now_ns)
@@ -99,11 +99,8 @@ class Compressions:
         try:
             await self._kernel.perform(observe_job(self._device, plan.lease, queries))
         except KernelDiedError as death:
-            lost = (
-                death.moved and plan.observed_length > 0
-            )  # sums half added; the first ones start at 0 again
-            self._device.abort_compress(lease_id, lost)
-            raise _kernel_died(lease_id, lost) from death
+            self._device.abort_compress(lease_id, lost=death.moved)
+            raise _scores_lost(lease_id) if death.moved else _kernel_died(lease_id, lost=False) from death
         except KvdError:
             self._device.abort_compress(lease_id, lost=False)
             raise
@@ -148,6 +145,15 @@ def _kernel_died(lease_id: int, lost: bool) -> KvdError:
         )
     return KernelWorkerUnavailableError(
         f"the kernel worker died; lease {lease_id} is as it was, retry after 500 ms",
+        retry_after_ns=RETRY_AFTER_NS,
+        lease_id=lease_id,
+    )
+
+
+def _scores_lost(lease_id: int) -> KvdError:
+    return KernelWorkerUnavailableError(
+        f"the kernel worker died while it added to the scores of lease {lease_id}, which start anew; "
+        "its tokens are as they were: observe all of them again, or compress with window queries",
         retry_after_ns=RETRY_AFTER_NS,
         lease_id=lease_id,
     )
