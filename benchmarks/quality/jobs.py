@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from .methods import KEEPS, METHODS
 from .tasks import NUMBER, NUMBER_AMONG_FIVE, PASSKEY, TASKS, WORD
 
 LENGTHS = (1024, 2048, 4096)  # tokens
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the document
-SAMPLES_PER_CELL = 50  # so that a 95 % interval is about 0.2 wide
+ROUNDS = 4  # with 3 lengths and 5 depths 60 samples a task: a 95 % interval is about 0.2 wide
 SPAN_SAMPLES = 300  # without a loss they bound it below 1 % (rule of three)
 PROSE_SAMPLES = 10
 SPAN_METHODS = ("SnapKV max 21 (tuned)", "Span", "Span by block")
@@ -26,17 +27,24 @@ class Job:
     length: int
     depth: float
     seed: int
-    mode: str = INSIDE
+    modes: tuple[str, ...] = (INSIDE,)
     keeps: tuple[float, ...] = KEEPS
     methods: tuple[str, ...] = tuple(METHODS)
 
     @property
     def key(self) -> str:
         """Finds a job that was done before."""
-        return f"{self.suite}/{self.task}/{self.length}/{self.depth}/{self.seed}/{self.mode}"
+        return f"{self.suite}/{self.task}/{self.length}/{self.depth}/{self.seed}/{self.modes[0]}"
 
-    def as_dict(self) -> dict[str, object]:
+    def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Job":
+        """From JSON, which knows lists only."""
+        return cls(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        )
 
 
 def span_jobs() -> Iterator[Job]:
@@ -48,13 +56,12 @@ def span_jobs() -> Iterator[Job]:
 
 
 def grid_jobs() -> Iterator[Job]:
-    """Every task, length, depth and mode; a round adds one seed: a sample per depth to each cell."""
-    for seed in range(SAMPLES_PER_CELL // len(DEPTHS)):
+    """Every task, length and depth, both modes from one prefill; a round adds one seed to each."""
+    for seed in range(ROUNDS):
         for depth in DEPTHS:
             for length in LENGTHS:
                 for task in TASKS:
-                    yield Job("grid", task.name, length, depth, seed)
-                    yield Job("grid", task.name, length, depth, seed, AFTER)
+                    yield Job("grid", task.name, length, depth, seed, (INSIDE, AFTER))
 
 
 def prose_jobs() -> Iterator[Job]:

@@ -47,7 +47,6 @@ METHODS: dict[str, Callable[[Budget], Policy]] = {
     "Span": _span("token"),
     "Span by block": _span("block"),
 }
-"""By name as printed. H2O has to see every query, the others those of the window."""
+"""By name as printed."""
 
 DENSE = "dense"
-H2O_METHOD = "H2O, half recent"

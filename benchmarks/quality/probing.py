@@ -12,24 +12,24 @@ from typing import Any
 
 import torch
 
-from kvd.policy import Policy
+from kvd.policy import H2O, Policy
 from kvd_client import CompressionReport, Lease, Pool
 from kvd_client.hf import KvdCache
 from kvd_client.hf.queries import Queries
 
 from .perplexity import advance
 
-OBSERVED_WINDOW = 64  # tokens; the widest window any method votes with
 PREFILL_TOKENS = 512  # at once, so that attention's temporaries stay small
+OBSERVED_TOKENS = 256  # at once, so that their queries fit a few scratch blocks
 CALL_SECONDS = 120.0  # a compression waits for the kernel worker, which others use too
 
 
 class WatchedCache(KvdCache):
-    """Keeps the queries of the newest tokens for compressions of other leases."""
+    """Keeps the queries of all tokens for compressions of other leases."""
 
     def __init__(self, lease: Lease) -> None:
         super().__init__(lease)
-        self.queries = Queries(lease.pool.spec.layers, OBSERVED_WINDOW)
+        self.queries = Queries(lease.pool.spec.layers, None)
 
     def see_queries(self, layer: int, query: torch.Tensor) -> None:
         self.queries.add(layer, query)
@@ -37,10 +37,6 @@ class WatchedCache(KvdCache):
     def forward_ends(self) -> None:
         super().forward_ends()
         self.queries.settle()
-
-    def last(self, tokens: int) -> torch.Tensor:
-        """Queries [layers, tokens, query_heads, head_dim] of the last tokens, or as many as there are."""
-        return self.queries.oldest(self.queries.count)[:, -tokens:]
 
 
 class ProbeCache(KvdCache):
@@ -52,8 +48,9 @@ class ProbeCache(KvdCache):
 
 @dataclass(frozen=True)
 class Probe:
-    """Tokens to feed after the prompt, and how many of the last logits count."""
+    """Tokens to feed after the first `after` tokens of the prompt, and how many of the last logits count."""
 
+    after: int
     token_ids: Sequence[int]
     keep_logits: int
 
@@ -66,12 +63,6 @@ class Outcome:
     report: CompressionReport | None
 
 
-def prefill(model: Any, cache: KvdCache, token_ids: Sequence[int]) -> None:
-    """Read the prompt in pieces."""
-    for start in range(0, len(token_ids), PREFILL_TOKENS):
-        advance(model, cache, token_ids[start : start + PREFILL_TOKENS])
-
-
 def ask(model: Any, lease: Lease, probe: Probe) -> torch.Tensor:
     """Logits of a probe that leaves no trace in the lease."""
     return advance(model, ProbeCache(lease), probe.token_ids, probe.keep_logits)
@@ -81,54 +72,72 @@ class PromptInPool:
     """A prompt that was prefilled and sealed once; every method leases its cached blocks by their hashes.
 
     No other lease holds them while one is compressed: a copy beside sharers would free nothing, and kvd
-    refuses it. The tokens behind the last full block are kept aside and written into each lease.
+    refuses it. Keys and values behind the last full block of each cut are kept aside and written into
+    each lease.
+
+    cuts  the numbers of tokens after which probes will ask
     """
 
-    def __init__(self, model: Any, pool: Pool, token_ids: Sequence[int]) -> None:
-        self._model, self._pool, self._token_count = model, pool, len(token_ids)
+    def __init__(self, model: Any, pool: Pool, token_ids: Sequence[int], cuts: Sequence[int]) -> None:
+        self._model, self._pool = model, pool
         self._hashes = _chained_hashes(token_ids, pool.spec.block_size)
         with pool.lease(len(token_ids)) as lease:
-            self._cache = WatchedCache(lease)
-            prefill(model, self._cache, token_ids)
+            cache = WatchedCache(lease)
+            for start in range(0, len(token_ids), PREFILL_TOKENS):
+                advance(model, cache, token_ids[start : start + PREFILL_TOKENS])
+            self._queries = cache.queries.oldest(len(token_ids))
+            self._tails = {cut: self._tail(lease, cut) for cut in cuts}
             lease.seal(self._hashes)
-            tail = lease.slot_mapping(len(self._hashes) * pool.spec.block_size, lease.length)
-            self._tail = [pool.gather(layer, tail) for layer in range(pool.spec.layers)]
 
     def dense(self, probe: Probe) -> Outcome:
         """Nothing compressed."""
-        with self._leased() as lease:
+        with self._leased(probe.after) as lease:
             return Outcome(ask(self._model, lease, probe), None)
 
     def compressed(self, policy: Policy, probe: Probe) -> Outcome:
-        """Compressed with `policy`, then asked."""
-        with self._leased() as lease:
-            queries = self._cache.last(getattr(policy, "window", 1)) if policy.needs_queries else None
+        """Compressed with `policy`, then asked. Not for H2O."""
+        with self._leased(probe.after) as lease:
+            window = getattr(policy, "window", 1)
+            queries = self._queries[:, : probe.after][:, -window:] if policy.needs_queries else None
             report = lease.compress(policy, queries=queries, timeout=CALL_SECONDS)
             return Outcome(ask(self._model, lease, probe), report)
 
+    def observed(self, policies: Sequence[H2O], probe: Probe) -> Iterator[Outcome]:
+        """H2O: a private copy that observes every query, then each policy in turn.
+
+        From the largest kept share to the smallest the sets are nested, so this equals compressing each
+        from the start.
+        """
+        with self._pool.lease(probe.after, policies[0]) as lease:
+            self._copy_into(lease, probe.after)
+            for piece in self._queries[:, : probe.after].split(OBSERVED_TOKENS, dim=1):
+                lease.commit(piece.shape[1])
+                lease.observe(piece, timeout=CALL_SECONDS)
+            for policy in policies:
+                report = lease.compress(policy, timeout=CALL_SECONDS)
+                yield Outcome(ask(self._model, lease, probe), report)
+
     @contextmanager
-    def _leased(self) -> Iterator[Lease]:
-        with self._pool.lease(self._token_count + 1, prefix=self._hashes) as lease:
-            tail_tokens = self._token_count - lease.length
-            slots = lease.slot_mapping(lease.length, self._token_count)
-            for layer, (keys, values) in enumerate(self._tail):
+    def _leased(self, tokens: int) -> Iterator[Lease]:
+        """The first `tokens` of the prompt: sealed blocks, and a block of its own for the rest."""
+        full_blocks = tokens // self._pool.spec.block_size
+        with self._pool.lease(tokens + 1, prefix=self._hashes[:full_blocks]) as lease:
+            rest = tokens - lease.length
+            slots = lease.slot_mapping(lease.length, tokens)
+            for layer, (keys, values) in enumerate(self._tails[tokens]):
                 self._pool.write(layer, slots, keys, values)
-            lease.commit(tail_tokens)
+            lease.commit(rest)
             yield lease
 
+    def _copy_into(self, lease: Lease, tokens: int) -> None:
+        with self._leased(tokens) as source:
+            slots = lease.slot_mapping(0, tokens)
+            for layer in range(self._pool.spec.layers):
+                self._pool.write(layer, slots, *source.gather(layer))
 
-def observed(
-    model: Any, pool: Pool, token_ids: Sequence[int], policies: Sequence[Policy], probe: Probe
-) -> list[Outcome]:
-    """H2O: one prefill that observes every query, then each policy in turn, from the largest kept share
-    to the smallest. The sets are nested, so this equals compressing each from the start."""
-    outcomes = []
-    with pool.lease(len(token_ids), policies[0]) as lease:
-        prefill(model, KvdCache(lease, "when_asked"), token_ids)
-        for policy in policies:
-            report = lease.compress(policy, timeout=CALL_SECONDS)
-            outcomes.append(Outcome(ask(model, lease, probe), report))
-    return outcomes
+    def _tail(self, lease: Lease, cut: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        slots = lease.slot_mapping(cut - cut % self._pool.spec.block_size, cut)
+        return [self._pool.gather(layer, slots) for layer in range(self._pool.spec.layers)]
 
 
 def _chained_hashes(token_ids: Sequence[int], block_size: int) -> list[bytes]:

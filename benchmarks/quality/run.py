@@ -39,18 +39,22 @@ def finished(path: Path) -> list[dict[str, Any]]:
 def kvd_running() -> Iterator[dict[str, str]]:
     """A real kvd in a run dir of its own; the environment for its workers."""
     with tempfile.TemporaryDirectory(prefix="kvd-quality-") as run_dir:
-        command = [Path(sys.executable).with_name("kvd"), "--host-memory", HOST_MEMORY, "--run-dir", run_dir]
+        kvd = str(Path(sys.executable).with_name("kvd"))
+        command = [kvd, "--host-memory", HOST_MEMORY, "--run-dir", run_dir]
         log = Path(run_dir) / "kvd.log"
-        with log.open("w") as stderr, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as kvd:
-            assert kvd.stdout is not None
-            if not kvd.stdout.readline():
+        with (
+            log.open("w") as stderr,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as daemon,
+        ):
+            assert daemon.stdout is not None
+            if not daemon.stdout.readline():
                 sys.exit(f"kvd did not start: {log.read_text()}")
             try:
                 paths = os.pathsep.join((str(ROOT / "benchmarks"), str(ROOT / "examples")))
                 yield {**os.environ, "KVD_RUN_DIR": run_dir, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
             finally:
-                kvd.terminate()
-                kvd.wait(STOP_SECONDS)
+                daemon.terminate()
+                daemon.wait(STOP_SECONDS)
 
 
 class Runner:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from kvd_demo.prose import prose
 from kvd_demo.smollm2 import load_model, load_tokenizer
 
 import kvd_client
+from kvd.policy import H2O
 from kvd_client.hf import attach
 
-from .jobs import AFTER, PROSE, Job
-from .methods import DENSE, H2O_METHOD, METHODS, Budget
-from .probing import Outcome, Probe, PromptInPool, observed
+from .jobs import AFTER, INSIDE, PROSE, Job
+from .methods import DENSE, METHODS, PUBLISHED_WINDOW, Budget
+from .probing import Outcome, Probe, PromptInPool
 from .scoring import exact_match_teacher_forced
 from .tasks import TASKS, Haystack, Spot, make_sample
 
@@ -22,6 +24,15 @@ POOL_BLOCKS = 1024  # a 4k prompt's 256 blocks, its copies, and scratch
 BLOCK_SIZE = 16  # tokens
 CONTINUATION_TOKENS = 64
 TASKS_BY_NAME = {task.name: task for task in TASKS}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A probe, and how many of the last tokens before it are a question that the worker knows."""
+
+    mode: str
+    probe: Probe
+    known_tokens: int
 
 
 class Worker:
@@ -37,64 +48,73 @@ class Worker:
         self.pool = self.client.pool(name, spec, blocks=POOL_BLOCKS)
 
     def results(self, job: Job) -> Iterator[dict[str, Any]]:
-        """One for dense, one for each method and keep."""
-        prompt, probe, answer, question_tokens = self._prompt(job)
-        in_pool = PromptInPool(self.model, self.pool, prompt)
-        dense = in_pool.dense(probe)
-        yield self._result(job, (DENSE, 1.0), dense, dense, answer)
-        for name in (name for name in job.methods if name != H2O_METHOD):
-            for keep in job.keeps:
-                policy = METHODS[name](Budget(keep, len(prompt), BLOCK_SIZE, question_tokens))
-                yield self._result(job, (name, keep), in_pool.compressed(policy, probe), dense, answer)
-        if H2O_METHOD in job.methods:
-            keeps = sorted(job.keeps, reverse=True)
-            budgets = [Budget(keep, len(prompt), BLOCK_SIZE, question_tokens) for keep in keeps]
-            policies = [METHODS[H2O_METHOD](budget) for budget in budgets]
-            outcomes = observed(self.model, self.pool, prompt, policies, probe)
-            for keep, outcome in zip(keeps, outcomes, strict=True):
-                yield self._result(job, (H2O_METHOD, keep), outcome, dense, answer)
+        """For each mode one for dense, one for each method and keep."""
+        prompt, questions, answer = self._prompt(job)
+        in_pool = PromptInPool(self.model, self.pool, prompt, [each.probe.after for each in questions])
+        for question in questions:
+            probe = question.probe
+            dense = in_pool.dense(probe)
+            yield _result(job, question, (DENSE, 1.0), (dense, dense), answer)
+            for name, keep, outcome in self._outcomes(job, in_pool, question):
+                yield _result(job, question, (name, keep), (dense, outcome), answer)
 
-    def _prompt(self, job: Job) -> tuple[list[int], Probe, list[int], int]:
-        """Tokens to prefill and compress, the probe after them, the answer, the question's known tokens."""
+    def _outcomes(
+        self, job: Job, in_pool: PromptInPool, question: Question
+    ) -> Iterator[tuple[str, float, Outcome]]:
+        keeps = sorted(job.keeps, reverse=True)
+        budgets = [Budget(keep, question.probe.after, BLOCK_SIZE, question.known_tokens) for keep in keeps]
+        for name in job.methods:
+            policies = [METHODS[name](budget) for budget in budgets]
+            h2o = [policy for policy in policies if isinstance(policy, H2O)]
+            outcomes = (
+                in_pool.observed(h2o, question.probe)
+                if h2o
+                else (in_pool.compressed(policy, question.probe) for policy in policies)
+            )
+            yield from ((name, keep, outcome) for keep, outcome in zip(keeps, outcomes, strict=True))
+
+    def _prompt(self, job: Job) -> tuple[list[int], list[Question], list[int]]:
+        """Tokens to prefill, what to ask and where, and the answer's tokens."""
         if job.task == PROSE:
             ids = self._prose_tokens(job)
             prompt, rest = ids[: job.length], ids[job.length :]
-            return prompt, Probe(rest, len(rest)), [], 32
+            return prompt, [Question(INSIDE, Probe(len(prompt), rest, len(rest)), PUBLISHED_WINDOW)], []
         sample = make_sample(self.haystack, TASKS_BY_NAME[job.task], Spot(job.length, job.depth, job.seed))
-        if job.mode == AFTER:
-            fed = [*sample.question_ids, *sample.answer_ids[:-1]]
-            return sample.document_ids, Probe(fed, len(sample.answer_ids)), sample.answer_ids, 32
-        whole = sample.document_ids + sample.question_ids
-        fed = [whole[-1], *sample.answer_ids[:-1]]
-        return whole[:-1], Probe(fed, len(sample.answer_ids)), sample.answer_ids, len(sample.question_ids) - 1
+        document, asked, answer = sample.document_ids, sample.question_ids, sample.answer_ids
+        after = Probe(len(document), [*asked, *answer[:-1]], len(answer))
+        inside = Probe(len(document) + len(asked) - 1, [asked[-1], *answer[:-1]], len(answer))
+        questions = [Question(INSIDE, inside, len(asked) - 1), Question(AFTER, after, PUBLISHED_WINDOW)]
+        return document + asked[:-1], [each for each in questions if each.mode in job.modes], answer
 
     def _prose_tokens(self, job: Job) -> list[int]:
         ids: list[int] = self.haystack.tokenizer.encode(prose())
         start = job.seed * (len(ids) - job.length - CONTINUATION_TOKENS) // 10
         return ids[start : start + job.length + CONTINUATION_TOKENS]
 
-    def _result(
-        self, job: Job, how: tuple[str, float], outcome: Outcome, dense: Outcome, answer: list[int]
-    ) -> dict[str, Any]:
-        report = outcome.report
-        mass = [] if report is None else report.mass_retained
-        score = (
-            {"kl": _divergence(dense.logits, outcome.logits)}
-            if job.task == PROSE
-            else {"hit": exact_match_teacher_forced(outcome.logits, answer)}
-        )
-        return {
-            "key": job.key,
-            "suite": job.suite,
-            "task": job.task,
-            "length": job.length,
-            "mode": job.mode,
-            "method": how[0],
-            "keep": how[1],
-            "tokens_kept": None if report is None else report.tokens_kept,
-            "mass_retained": float(mass.mean()) if len(mass) else None,
-            **score,
-        }
+
+def _result(
+    job: Job, question: Question, how: tuple[str, float], both: tuple[Outcome, Outcome], answer: list[int]
+) -> dict[str, Any]:
+    dense, outcome = both
+    report = outcome.report
+    mass = None if report is None or not report.mass_retained.size else float(report.mass_retained.mean())
+    score = (
+        {"kl": _divergence(dense.logits, outcome.logits)}
+        if job.task == PROSE
+        else {"hit": exact_match_teacher_forced(outcome.logits, answer)}
+    )
+    return {
+        "key": job.key,
+        "suite": job.suite,
+        "task": job.task,
+        "length": job.length,
+        "mode": question.mode,
+        "method": how[0],
+        "keep": how[1],
+        "tokens_kept": None if report is None else report.tokens_kept,
+        "mass_retained": mass,
+        **score,
+    }
 
 
 def _divergence(dense: torch.Tensor, other: torch.Tensor) -> float:
@@ -108,8 +128,7 @@ def main() -> None:
     worker = Worker(sys.argv[1])
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        fields = json.loads(line)
-        job = Job(**{**fields, "keeps": tuple(fields["keeps"]), "methods": tuple(fields["methods"])})
+        job = Job.from_dict(json.loads(line))
         print(json.dumps({"done": job.key, "results": list(worker.results(job))}), flush=True)
     worker.client.close()
 
