@@ -42,9 +42,10 @@ class Job:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> "Job":
         """From JSON, which knows lists only."""
-        return cls(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-        )
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+        }
+        return cls(**given)
 
 
 def span_jobs() -> Iterator[Job]:

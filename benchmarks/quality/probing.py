@@ -110,7 +110,8 @@ class PromptInPool:
         """
         with self._pool.lease(probe.after, policies[0]) as lease:
             self._copy_into(lease, probe.after)
-            for piece in self._queries[:, : probe.after].split(OBSERVED_TOKENS, dim=1):
+            for start in range(0, probe.after, OBSERVED_TOKENS):
+                piece = self._queries[:, start : min(start + OBSERVED_TOKENS, probe.after)]
                 lease.commit(piece.shape[1])
                 lease.observe(piece, timeout=CALL_SECONDS)
             for policy in policies:
