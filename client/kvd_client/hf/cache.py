@@ -53,6 +53,13 @@ class KvdCache(Cache):
         self.reports.append(report)
         return report
 
+    def window_queries(self) -> torch.Tensor:
+        """The queries that would vote now, [layers, tokens, query_heads, head_dim]: for other leases that hold
+        the same tokens. Under H2O those that no score counts yet."""
+        if self._pruning is None:
+            raise InvalidArgumentError('this cache keeps no queries; use KvdCache(lease, "when_asked")')
+        return self._pruning.queries.oldest(self._pruning.queries.count)
+
     def forward_begins(self, decoder: torch.nn.Module) -> None:
         """An attached decoder starts to run with this cache."""
         streaming = self.sequence.streaming
