@@ -23,6 +23,7 @@ from kvd_daemon.processes import peer_credentials
 MAX_PACKET_BYTES = 4096  # bytes; a token and a pool's name are below 200
 MAX_CONNECTIONS = 256  # at a time; beyond, the one that was silent for longest is closed
 SILENCE_S = 30.0  # seconds after which a silent connection is closed; workers ask and leave
+RETRY_ACCEPT_S = 0.1  # seconds before the next attempt when no descriptor is left for a connection
 BACKLOG = 1024  # connections not yet accepted; a node's workers may all start at once
 LOG = logging.getLogger("kvd.attach")
 
@@ -42,7 +43,13 @@ class AttachServer:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(self._listener)
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError as error:  # no descriptors: whoever knocks stays in the backlog
+                LOG.warning("no connection is accepted for now: %s", error.strerror)
+                self._close_longest_silent()
+                await asyncio.sleep(RETRY_ACCEPT_S)
+                continue
             if len(self._connections) >= MAX_CONNECTIONS:
                 self._close_longest_silent()
             task = asyncio.create_task(self._serve(connection))
@@ -50,9 +57,10 @@ class AttachServer:
             task.add_done_callback(lambda done: self._connections.pop(done, None))
 
     def _close_longest_silent(self) -> None:
-        longest = next(iter(self._connections))
-        del self._connections[longest]
-        longest.cancel()
+        if self._connections:
+            longest = next(iter(self._connections))
+            del self._connections[longest]
+            longest.cancel()
 
     def close(self) -> None:
         self._listener.close()

@@ -79,7 +79,12 @@ class KernelClient:
             self._enqueue(request, Priority.PLACES, fds)
 
     def unmap_pool(self, pool_id: str) -> None:
+        """The caller may close the descriptors then: a mapping that still waits for its turn is forgotten."""
         del self._pools[pool_id]
+        for job in self._waiting:
+            if isinstance(job.request, m.MapPool) and job.request.pool_id == pool_id:
+                job.answer.cancel()
+                return
         if self.serving:
             self._enqueue(m.UnmapPool(pool_id), Priority.PLACES)
 
@@ -108,7 +113,11 @@ class KernelClient:
 
     async def _live_once(self) -> None:
         """One worker from its start to its end."""
-        worker = await WorkerProcess.start(self._command, self._received)
+        try:
+            worker = await WorkerProcess.start(self._command, self._received)
+        except OSError as error:
+            LOG.error("no kernel worker starts: %s", error.strerror)
+            return self._worker_ended()
         LOG.info("kernel worker %d starts", worker.pid)
         self._worker = worker
         self._watch_deadline(START_DEADLINE_S)

@@ -95,10 +95,15 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, command: WorkerCommand, on_message: Callable[[Message], None]) -> "WorkerProcess":
+        """Raises OSError if the system refuses a process or descriptors; then nothing was started."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         with theirs:
-            process = command.start(theirs)
+            try:
+                process = command.start(theirs)
+            except OSError:
+                ours.close()
+                raise
         loop = asyncio.get_running_loop()
         _, link = await loop.create_connection(lambda: WorkerLink(on_message), sock=ours)
         return cls(process, ours, link)
