@@ -53,6 +53,7 @@ class DeviceDir:
     def __init__(self, run_dir: Path, device: str) -> None:
         self.path = private_folder(private_folder(run_dir) / device)
         self.grpc_socket = self.path / "grpc.sock"
+        self.grpc_socket_at_first = self.path / "grpc.new"
         self.attach_socket = self.path / "attach.sock"
         if len(os.fsencode(self.attach_socket)) > MAX_SOCKET_PATH_BYTES:
             raise InvalidArgumentError(
@@ -63,12 +64,19 @@ class DeviceDir:
         self._remove_sockets()  # those of a killed daemon: nobody listens, the lock is ours
 
     def close(self) -> None:
-        """Leaves nothing but empty folders."""
-        self._remove_sockets()
-        (self.path / "lock").unlink(missing_ok=True)
+        """Leaves nothing but empty folders; and what is another's, if this folder was removed meanwhile."""
+        if _is_file_at(self._lock_fd, self.path / "lock"):
+            self._remove_sockets()
+            (self.path / "lock").unlink(missing_ok=True)
         os.close(self._lock_fd)
 
+    def publish_grpc(self) -> None:
+        """gRPC removes the name it bound when it stops, whoever has that by then: so it is given another."""
+        os.chmod(self.grpc_socket_at_first, 0o600)
+        os.rename(self.grpc_socket_at_first, self.grpc_socket)
+
     def _remove_sockets(self) -> None:
+        self.grpc_socket_at_first.unlink(missing_ok=True)
         self.grpc_socket.unlink(missing_ok=True)
         self.attach_socket.unlink(missing_ok=True)
 
@@ -83,7 +91,7 @@ def _locked(path: Path) -> int:
         except BlockingIOError:
             os.close(fd)
         else:
-            if path.exists() and os.path.samestat(os.fstat(fd), os.stat(path)):
+            if _is_file_at(fd, path):
                 return fd
             os.close(fd)  # its holder removed the file on its way out
         if time.monotonic() > deadline:
@@ -92,3 +100,7 @@ def _locked(path: Path) -> int:
                 "--run-dir"
             )
         time.sleep(LOCK_RETRY_S)
+
+
+def _is_file_at(fd: int, path: Path) -> bool:
+    return path.exists() and os.path.samestat(os.fstat(fd), os.stat(path))
