@@ -15,7 +15,7 @@ from kvd_daemon.kernel.client import KernelClient
 from kvd_daemon.kernel.link import WorkerCommand
 
 from .compressions import Compressions
-from .events import Draining
+from .events import Draining, Ended
 from .exhaustion import Exhaustion
 from .health import Health
 from .leases import Leases
@@ -103,9 +103,10 @@ class Engine:
                 self.health.find(f"an invariant does not hold: {error}")
 
     def drain(self) -> None:
-        """No new leases; whoever holds a stream is told."""
+        """No new leases; whoever holds a stream is told, and it ends."""
         self.health.drain()
         self.sessions.tell_all(Draining())
+        self.sessions.tell_all(Ended())
 
     def close(self) -> None:
         """Nothing stays behind."""
