@@ -11,7 +11,7 @@ from kvd.v1 import kvd_pb2 as pb
 from kvd_client._attach import ask_memory
 from kvd_client._endpoint import find_endpoint
 from kvd_client._events import Events
-from kvd_client._limits import MAX_BLOCKS, whole
+from kvd_client._limits import MAX_BLOCKS, client_name, whole
 from kvd_client._memory import PoolMemory
 from kvd_client._pool import Pool
 from kvd_client._session import Session, new_request_id
@@ -127,8 +127,9 @@ def connect(
     name      for `kvctl session list`
     timeout   deadline of every call, in seconds
 
-    Raises DeviceUnavailableError, DeadlineExceededError.
+    Raises DeviceUnavailableError, DeadlineExceededError, InvalidArgumentError.
     """
-    session = Session(find_endpoint(endpoint, device), name or f"pid {os.getpid()}", timeout)
+    shown_name = client_name(name or f"pid {os.getpid()}")
+    session = Session(find_endpoint(endpoint, device), shown_name, timeout)
     session.start()
     return Client(session)

@@ -13,6 +13,7 @@ from kvd.policy import Policy
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import LeaseCall, held
 from kvd_client._handle import LeaseHandle
+from kvd_client._limits import MAX_TOKENS, whole
 from kvd_client._queries import pack_queries
 from kvd_client._report import CompressionReport, Rope
 from kvd_client._session import new_request_id
@@ -140,6 +141,7 @@ class Lease:
 
     def commit(self, tokens: int) -> None:
         """`tokens` more are written. The daemon hears it with the next call or renewal."""
+        tokens = whole("tokens", tokens, MAX_TOKENS)
         with self.handle.lock:
             self.handle.check()
             self.handle.state = self.handle.state.committed(tokens, self.pool.spec.block_size)

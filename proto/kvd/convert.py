@@ -51,6 +51,7 @@ def keep_from_proto(message: pb.Keep) -> p.Keep:
 
 
 def policy_to_proto(policy: p.Policy) -> pb.Policy:
+    """Raises InvalidArgumentError if it is none."""
     match policy:
         case p.Dense():
             return pb.Policy(dense=pb.DensePolicy())
@@ -74,6 +75,7 @@ def policy_to_proto(policy: p.Policy) -> pb.Policy:
                     granularity=granularity,
                 )
             )
+    raise InvalidArgumentError(f"{policy!r} is no policy; pass one such as kvd_client.SnapKV()")
 
 
 def policy_from_proto(message: pb.Policy) -> p.Policy:

@@ -14,6 +14,7 @@ DEFAULT_SINKS = 4  # tokens; StreamingLLM, section 3.2
 MAX_KEEP_DENOMINATOR = 1_000_000  # on the wire; finer ratios mean nothing at 128k tokens
 MAX_KERNEL = 255  # tokens; wider pooling than any measured setting
 MAX_WINDOW = 1 << 20  # tokens
+MAX_KEEP_TOKENS = (1 << 31) - 1  # no lease has more; positions are int32
 
 
 def _whole(name: str, value: int, low: int, high: int) -> None:
@@ -46,11 +47,11 @@ class Keep:
         """0.15 or Fraction(3, 20) is a ratio, 512 a number of tokens, 1 everything (ratio one)."""
         if isinstance(amount, Keep):
             return amount
-        if isinstance(amount, int) and not isinstance(amount, bool) and amount > 1:
+        if isinstance(amount, int) and not isinstance(amount, bool) and 1 < amount <= MAX_KEEP_TOKENS:
             return cls(tokens=amount)
         try:
             ratio = Fraction(str(amount)).limit_denominator(MAX_KEEP_DENOMINATOR)
-        except ValueError:
+        except (ValueError, ZeroDivisionError):
             raise InvalidArgumentError(
                 f"keep={amount!r}; a ratio in (0, 1] or a number of tokens is needed"
             ) from None
