@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvd.errors import InvalidArgumentError
@@ -67,10 +68,10 @@ def _settings(options: argparse.Namespace) -> Settings:
         raise InvalidArgumentError(
             'say how much memory to serve, e.g. --host-memory 2GiB (or host_memory = "2GiB" in kvd.toml)'
         )
-    run_dir = str(chosen.get("run_dir") or default_run_dir(os.environ, os.geteuid()))
-    settings = Settings(**(chosen | {"run_dir": str(private_folder(Path(run_dir).absolute()))}))  # type: ignore[arg-type]
+    settings = Settings(**chosen)  # type: ignore[arg-type]
     _check_memory(settings)
-    return settings
+    run_dir = Path(settings.run_dir or default_run_dir(os.environ, os.geteuid()))
+    return replace(settings, run_dir=str(private_folder(run_dir.absolute())))
 
 
 def _check_memory(settings: Settings) -> None:

@@ -66,6 +66,8 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise InvalidArgumentError(f"{name} is {value!r}; an integer from {low} to {high} is needed")
+        if not isinstance(self.run_dir, str):
+            raise InvalidArgumentError(f"run_dir is {self.run_dir!r}; a folder's name in quotes is needed")
         if self.log_level not in LOG_LEVELS:
             raise InvalidArgumentError(
                 f"log_level {self.log_level!r}; one of {', '.join(LOG_LEVELS)} is needed"
