@@ -8,6 +8,7 @@ Results go to $KVD_CACHE/quality/results.jsonl, one line a job; a job that is th
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,8 @@ def finished(path: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def kvd_running() -> Iterator[dict[str, str]]:
-    """A real kvd in a run dir of its own; the environment for its workers."""
+    """A real kvd in a run dir of its own; the environment for its workers. Stops it on SIGTERM too."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="kvd-quality-") as run_dir:
         kvd = str(Path(sys.executable).with_name("kvd"))
         command = [kvd, "--host-memory", HOST_MEMORY, "--run-dir", run_dir]
