@@ -101,3 +101,14 @@ def test_accumulators_follow_their_tokens_through_a_compression() -> None:
     for layer, head in np.ndindex(2, 2):
         kept = result.planes.slot_positions(layer, head)
         np.testing.assert_array_equal(result.planes.slot_scores(layer, head), before[layer, head, kept])
+
+
+def test_queries_that_cannot_vote_leave_the_running_scores_as_they_were() -> None:
+    rng = np.random.default_rng(8)
+    shape = Shape(length=64)
+    lease, queries = make_lease(rng, shape), make_queries(rng, shape, 8)
+    queries.values[-1, -1, -1, -1] = np.nan  # the last head that would be added to
+    before = lease.planes.scores.copy()
+    with pytest.raises(KernelInputError, match="queries hold NaN or infinity"):
+        HostBackend().observe(lease.planes, queries)
+    np.testing.assert_array_equal(lease.planes.scores, before)
