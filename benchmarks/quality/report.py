@@ -19,6 +19,7 @@ from .scoring import Share
 
 RESULTS = ROOT / "benchmarks" / "results"
 COMMAND = "make bench-quality"
+LEAST_SAMPLES = 20  # per column; below that an interval is wider than any difference here
 Row = dict[str, Any]
 
 
@@ -31,19 +32,18 @@ def shares(rows: Iterable[Row]) -> dict[tuple[str, float], Share]:
 
 
 def grid_table(rows: list[Row], keep: float, mode: str) -> list[str]:
-    """One line a method, one column a task and length."""
+    """One line a method, one column a task, its lengths and depths pooled; nothing before n is telling."""
     chosen = [row for row in rows if row["suite"] == "grid" and row["mode"] == mode]
-    cells = sorted({(row["task"], row["length"]) for row in chosen})
-    if not cells:
+    tasks = sorted({row["task"] for row in chosen})
+    columns = [shares(row for row in chosen if row["task"] == task) for task in tasks]
+    counts = [column[DENSE, 1.0].trials for column in columns]
+    if not counts or min(counts) < LEAST_SAMPLES:
         return []
-    columns = [shares(r for r in chosen if (r["task"], r["length"]) == cell) for cell in cells]
-    lines = [f"Exact match, {mode}, {keep:.0%} kept (95 % Wilson interval, n per cell in the last row):", ""]
-    lines += ["| method | " + " | ".join(f"{task} {length}" for task, length in cells) + " |"]
-    lines += ["|---|" + "---|" * len(cells)]
+    lines = [f"Exact match, {mode}, {keep:.0%} kept, 1k to 4k tokens pooled (95 % Wilson interval):", ""]
+    lines += ["| method | " + " | ".join(tasks) + " |", "|---|" + "---|" * len(tasks)]
     for method in (DENSE, *METHODS):
         found = [column.get((method, 1.0 if method == DENSE else keep)) for column in columns]
         lines.append(f"| {method} | " + " | ".join(_cell(share) for share in found) + " |")
-    counts = [column[DENSE, 1.0].trials for column in columns]
     return [*lines, "| n | " + " | ".join(map(str, counts)) + " |", ""]
 
 
@@ -146,8 +146,8 @@ def main() -> None:
     lines += prose_lines(rows) + streaming_lines(results_file().with_name("streaming.json"))
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "quality.md").write_text("\n".join(lines))
-    (RESULTS / "quality.json").write_text("\n".join(json.dumps(row) for row in rows) + "\n")
-    if any(row["suite"] == "grid" for row in rows):
+    (RESULTS / "quality.json").write_text(json.dumps(rows) + "\n")
+    if grid_table(rows, KEEPS[0], INSIDE):
         plot(rows, RESULTS / "quality.png")
     print("\n".join(lines))
 
