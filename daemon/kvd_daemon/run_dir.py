@@ -85,7 +85,10 @@ def _locked(path: Path) -> int:
     """A descriptor that holds the file's lock. Raises RunDirInUseError after LOCK_PATIENCE_S."""
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InvalidArgumentError(f"{path}: {error.strerror}; choose another --run-dir") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -32,7 +32,7 @@ def test_no_more_pools_blocks_or_memory_than_there_may_be() -> None:
     assert small.memory_used_bytes == SPEC.pool_bytes(11)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 129, "ü"])
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "x" * 129, "ü"])
 def test_a_pool_name_is_short_and_plain(name) -> None:
     with pytest.raises(e.InvalidArgumentError):
         Device(1 << 30).create_pool(name, SPEC, 1, "x")

@@ -40,7 +40,7 @@ from .results import (
 )
 from .session import Session, SessionIdentity, SessionState
 
-_POOL_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_POOL_NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")  # dots alone would name folders in tools' paths
 
 
 class Device:
