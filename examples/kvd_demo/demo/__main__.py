@@ -27,7 +27,8 @@ make bench, make bench-quality            costs and quality, measured properly""
 
 def main() -> int:
     """The exit status."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for asked_to_end in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(asked_to_end, _interrupt)
     console = Console(width=min(MAX_COLUMNS, shutil.get_terminal_size((100, 40)).columns), highlight=False)
     try:
         _run(console)

@@ -12,6 +12,7 @@ from kvd_demo.demo.pool import KEEP
 from kvd_demo.demo.running import Event, Kvd, Worker
 
 BAR_CELLS = 16  # of the bar that stands for a dense prompt's blocks
+NARROW_COLUMNS = 90  # below, the bars would not fit
 MIB = 1 << 20
 
 
@@ -19,6 +20,7 @@ MIB = 1 << 20
 class DocumentScreen:
     """What the reader has told so far."""
 
+    bar_cells: int
     block_bytes: int = 0
     prompt: Event = field(default_factory=dict)
     tokens_read: int = 0
@@ -54,7 +56,7 @@ class DocumentScreen:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
         table.add_column("policy", no_wrap=True)
         table.add_column("blocks", no_wrap=True)
-        for name in ("attention kept", "time", "bytes moved"):
+        for name in ("attention", "time", "moved"):
             table.add_column(name, justify="right")
         table.add_column("answer", no_wrap=True)
         for row in self.rows:
@@ -78,8 +80,9 @@ class DocumentScreen:
         ]
 
     def _bar(self, after: int, before: int) -> Text:
-        cells = max(1, round(BAR_CELLS * after / before))
-        return Text.assemble((f"{after:4} ", ""), ("█" * cells, "cyan"), ("·" * (BAR_CELLS - cells), "dim"))
+        cells = round(self.bar_cells * after / before)
+        rest = self.bar_cells - cells
+        return Text.assemble(f"{after:4} ", ("█" * cells, "cyan"), ("·" * rest, "dim"))
 
     def _answer(self, text: str) -> Text:
         text = text.replace("<|im_end|>", "")
@@ -102,7 +105,7 @@ class DocumentScreen:
 
 def show(console: Console, kvd: Kvd, prompt_file: str) -> None:
     """Run the reader and show what it tells."""
-    screen = DocumentScreen()
+    screen = DocumentScreen(BAR_CELLS if console.width >= NARROW_COLUMNS else 0)
     with Worker(kvd, "reader", prompt_file) as reader, Live(screen, console=console, refresh_per_second=8):
         for event in reader.events():
             if event["event"] == "prefill" and not screen.block_bytes:

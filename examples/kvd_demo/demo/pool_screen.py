@@ -11,7 +11,9 @@ from rich.text import Text
 from kvd_demo.demo.running import Kvd, Worker
 
 COLUMNS = 80  # blocks a line
+MARKS = {"ana": "■", "ben": "□"}  # to be told apart without colour too
 STYLES = {"ana": "cyan", "ben": "magenta"}
+FREE = "·"
 POLL_S = 0.0005  # between two looks at the daemon after the kill
 
 
@@ -35,12 +37,12 @@ class PoolScreen:
     def __rich__(self) -> RenderableType:
         blocks = Text()
         for block in range(1, self._blocks):
-            owner = self._owners.get(block)
+            owner = self._owners.get(block, "")
             end = "\n" if block % COLUMNS == 0 and block + 1 < self._blocks else ""
-            blocks.append(("■" if owner else "·") + end, STYLES.get(owner or "", "dim"))
+            blocks.append(MARKS.get(owner, FREE) + end, STYLES.get(owner, "dim"))
         held = Counter(self._owners.values())
-        legend = [(f"■ {name} {held[name]}   ", STYLES[name]) for name in STYLES if held[name]]
-        free = (f"· free {self._blocks - 1 - sum(held.values())}", "dim")
+        legend = [(f"{MARKS[name]} {name} {held[name]}   ", STYLES[name]) for name in MARKS if held[name]]
+        free = (f"{FREE} free {self._blocks - 1 - sum(held.values())}", "dim")
         return Group(Text(self._caption), Text(), blocks, Text.assemble(*legend, free))
 
 
@@ -54,6 +56,7 @@ def show(console: Console, kvd: Kvd, prompt_file: str) -> None:
 
 
 def _fill(console: Console, kvd: Kvd, ana: Worker, ben: Worker) -> str:
+    console.print("Every session holds part 1's prompt, byte for byte; ana and ben are processes.")
     screen = PoolScreen(kvd)
     dense = compressed = 0
     fingerprint = ""
@@ -93,6 +96,6 @@ def _crash(console: Console, kvd: Kvd, ana: Worker, ben: Worker, fingerprint: st
     meaning = f": all {blocks} blocks of ben can be leased again. ana's bytes {intact}."
     console.print()
     console.print(Text.assemble((fact, "bold"), meaning))
-    status = Text(kvd.kvctl("pool", "status").rstrip())
+    status = Text(kvd.kvctl("pool", "status", columns=console.width - 4).rstrip())
     console.print()
     console.print(Panel(status, title="$ kvctl pool status", title_align="left", border_style="dim"))

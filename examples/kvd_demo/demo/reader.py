@@ -22,13 +22,13 @@ def policies(kept_tokens: int, question_tokens: int) -> dict[str, Policy]:
     """By name as shown, all with the same budget."""
     half = kept_tokens // 2
     return {
-        "StreamingLLM  4 sinks + newest": Streaming(4, kept_tokens - 4),
-        "H2O  half of it recent": H2O(recent=half, keep=kept_tokens),
-        "SnapKV  as published": SnapKV(window=32, kernel=5, pooling="avg", keep=KEEP),
-        "SnapKV  tuned, max 21": SnapKV(window=32, kernel=WIDE, pooling="max", keep=KEEP),
-        "Dual  sinks, then SnapKV": Dual(window=32, kernel=WIDE, pooling="max", keep=KEEP),
-        "Span  by token": Span(window=question_tokens, kernel=WIDE, keep=KEEP),
-        "Span  by block": Span(window=question_tokens, kernel=WIDE, keep=KEEP, granularity="block"),
+        "StreamingLLM": Streaming(4, kept_tokens - 4),
+        "H2O, half recent": H2O(recent=half, keep=kept_tokens),
+        "SnapKV, as published": SnapKV(window=32, kernel=5, pooling="avg", keep=KEEP),
+        "SnapKV, tuned: max 21": SnapKV(window=32, kernel=WIDE, pooling="max", keep=KEEP),
+        "Dual: sinks, SnapKV": Dual(window=32, kernel=WIDE, pooling="max", keep=KEEP),
+        "Span, by token": Span(window=question_tokens, kernel=WIDE, keep=KEEP),
+        "Span, by block": Span(window=question_tokens, kernel=WIDE, keep=KEEP, granularity="block"),
     }
 
 

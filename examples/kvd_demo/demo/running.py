@@ -23,7 +23,8 @@ from kvd_demo.demo.pool import HOST_MEMORY, POOL
 
 STOP_TIMEOUT_S = 10  # seconds for a process that was asked to end; then it is killed
 STATUS_TIMEOUT_S = 5  # seconds for a look at the daemon
-EXAMPLES = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
+SOURCES = os.pathsep.join(str(REPOSITORY / folder) for folder in ("examples", "benchmarks"))
 
 Event = dict[str, Any]
 
@@ -67,10 +68,10 @@ class Kvd(AbstractContextManager["Kvd"]):
                 owners |= dict.fromkeys(range(run.start, run.start + run.count), names[lease.session_id])
         return owners
 
-    def kvctl(self, *arguments: str) -> str:
+    def kvctl(self, *arguments: str, columns: int) -> str:
         """What `kvctl` prints about this kvd."""
         command = [str(Path(sys.executable).with_name("kvctl")), *arguments]
-        environment = os.environ | {"KVD_RUN_DIR": str(self.run_dir)}
+        environment = os.environ | {"KVD_RUN_DIR": str(self.run_dir), "COLUMNS": str(columns)}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     def __exit__(
@@ -86,7 +87,7 @@ class Worker(AbstractContextManager["Worker"]):
 
     def __init__(self, kvd: Kvd, module: str, *arguments: str) -> None:
         self._log = kvd.run_dir / f"{'-'.join((module, *arguments[:1])).replace('/', '_')}.log"
-        environment = {"KVD_RUN_DIR": str(kvd.run_dir), "OMP_NUM_THREADS": "1"}
+        environment = {"KVD_RUN_DIR": str(kvd.run_dir), "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-m", f"kvd_demo.demo.{module}", *arguments]
         self._process = _start(command, self._log, environment)
         self.pid = self._process.pid

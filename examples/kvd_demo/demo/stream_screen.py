@@ -11,11 +11,12 @@ from rich.text import Text
 from kvd_demo.demo.pool import STREAM_TOKENS, WINDOW_TOKENS
 from kvd_demo.demo.running import Event, Kvd, Worker, together
 
+NARROW_COLUMNS = 90  # below, every second mark is left out
 MARKS = "▁▂▃▄▅▆▇█"
 TITLES = {
     "dense": "dense",
-    "streaming": f"streaming  4 sinks + {WINDOW_TOKENS}",
-    "window": f"window only  {WINDOW_TOKENS + 4}, no sinks",
+    "streaming": f"streaming, 4 + {WINDOW_TOKENS}",
+    "window": f"window only, {WINDOW_TOKENS + 4}",
 }
 MIB = 1 << 20
 
@@ -25,6 +26,7 @@ class StreamScreen:
     """Each lease's blocks and foretelling so far."""
 
     block_bytes: int
+    marks_step: int
     chunks: dict[str, list[Event]] = field(default_factory=lambda: {name: [] for name in TITLES})
 
     def __rich__(self) -> RenderableType:
@@ -43,7 +45,8 @@ class StreamScreen:
         if not chunks:
             return [Text(TITLES[name]), Text("…", style="dim")]
         last = chunks[-1]
-        line = "".join(MARKS[(len(MARKS) - 1) * chunk["blocks"] // most] for chunk in chunks)
+        heights = [(len(MARKS) - 1) * chunk["blocks"] // most for chunk in chunks[:: self.marks_step]]
+        line = "".join(MARKS[height] for height in heights)
         return [
             Text(TITLES[name]),
             Text(f"{last['position']:,}"),
@@ -62,7 +65,7 @@ class StreamScreen:
 
 def show(console: Console, kvd: Kvd) -> None:
     """Run two streamers and show what they tell."""
-    screen = StreamScreen(kvd.pool().pool.block_bytes)
+    screen = StreamScreen(kvd.pool().pool.block_bytes, marks_step=1 if console.width >= NARROW_COLUMNS else 2)
     with (
         Worker(kvd, "streamer", "dense") as dense,
         Worker(kvd, "streamer", "streaming", "window") as others,
@@ -73,9 +76,7 @@ def show(console: Console, kvd: Kvd) -> None:
     found = {name: screen.perplexity(name) for name in TITLES}
     fact = f"At position {STREAM_TOKENS:,} the streaming lease is on the blocks it started with"
     meaning = ", and would be for ever: its oldest block is recycled, the sink block is locked. Perplexity "
-    meaning += (
-        f"of the text behind the first window: dense {found['dense']}, streaming {found['streaming']}, "
-    )
-    meaning += f"the same memory without the first four tokens {found['window']}."
+    meaning += f"of the text behind the first window: dense {found['dense']}, streaming "
+    meaning += f"{found['streaming']}, the same memory without the first four tokens {found['window']}."
     console.print()
     console.print(Text.assemble((fact, "bold"), meaning))
