@@ -41,10 +41,10 @@ def pack_queries(queries: Any, row_lse: Any, spec: KVSpec, length: int) -> Query
     if len(shape) != 4 or (shape[0], shape[3]) != (spec.layers, spec.head_dim_k):
         raise InvalidArgumentError(f"queries of shape {list(shape)}; {needed} is needed")
     tokens, query_heads = shape[1], shape[2]
+    if length == 0:
+        raise InvalidArgumentError("queries of a lease that holds no tokens; commit() what was written first")
     if not 1 <= tokens <= length:
-        raise InvalidArgumentError(
-            f"queries of {tokens} tokens for a lease of {length}; {needed} is needed; commit() first"
-        )
+        raise InvalidArgumentError(f"queries of {tokens} tokens for a lease of {length}; {needed} is needed")
     if query_heads == 0 or query_heads % spec.kv_heads:
         raise InvalidArgumentError(
             f"{query_heads} query heads; a multiple of {spec.kv_heads} kv heads is needed"

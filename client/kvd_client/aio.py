@@ -1,5 +1,7 @@
 """The same client for asyncio: whatever may wait for the daemon runs in a thread and is awaited.
 
+    import kvd_client.aio
+
     pool = await (await kvd_client.aio.connect()).pool("llama3-8b", spec, blocks=2048)
     async with await pool.lease(tokens=4096) as lease:
         slots = await lease.extend(4096)

@@ -22,7 +22,7 @@ KvdError
 |-- LeaseGoneError
 |   |-- LeaseRevokedError        taken away by an operator
 |   |-- LeaseExpiredError        its session expired
-|   `-- LeaseLostError           a kernel worker died while it moved the lease's bytes
+|   `-- LeaseLostError           its bytes are gone, with the kernel worker that moved them or the daemon
 |-- ExhaustedError
 |   |-- PoolExhaustedError       too few free blocks
 |   |-- DeviceFullError          too little memory for a new pool
@@ -185,7 +185,7 @@ class LeaseExpiredError(LeaseGoneError):
 
 
 class LeaseLostError(LeaseGoneError):
-    """A kernel worker died while it moved this lease's bytes; prefill again."""
+    """Its bytes are gone: a kernel worker died while it moved them, or the daemon did; prefill again."""
 
     reason, status = "LEASE_LOST", "DATA_LOSS"
 

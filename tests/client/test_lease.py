@@ -66,7 +66,7 @@ def test_more_than_the_pool_holds_is_refused_and_nothing_is_taken(daemon: Daemon
     pool = new_pool(spec, 8)
     with pytest.raises(kvd_client.PoolExhaustedError) as caught:
         pool.lease_many([LeaseWish(64), LeaseWish(128)])
-    assert caught.value.retry_after_ns
+    assert caught.value.retry_after_ns is None  # no wait would help
     with pool.lease(tokens=100) as lease:
         _fill(lease, 100)
         with pytest.raises(kvd_client.PoolExhaustedError):

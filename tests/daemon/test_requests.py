@@ -84,12 +84,23 @@ def test_an_exhausted_pool_says_what_is_free_what_helps_and_when_to_retry(worker
     error = refusal_of(worker.lease, 2 * 16)
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     info = error_info(error)
-    assert dict(info.metadata) == {"wanted_blocks": "2", "free_blocks": "1", "pool": "pool"}
+    assert dict(info.metadata) == {
+        "wanted_blocks": "2",
+        "free_blocks": "1",
+        "pool_blocks": "62",
+        "pool": "pool",
+    }
     assert error.details() == (
         "2 blocks wanted in pool pool, 1 free; release a lease, compress one, or retry after 40 ms"
     )
     assert retry_info(error).retry_delay.ToMilliseconds() == 40
     assert quota_failure(error).violations[0].subject == "pool:pool"
+
+
+def test_a_lease_larger_than_the_pool_is_not_told_to_wait(worker: RawWorker) -> None:
+    error = refusal_of(worker.lease, 5000 * 16)
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (error.details() or "").endswith("when empty; lease fewer tokens, or create a larger pool")
 
 
 def test_a_block_named_twice_a_foreign_one_and_the_null_block_change_nothing(worker: RawWorker) -> None:

@@ -80,6 +80,7 @@ class Pool:
                 "release a lease, compress one, or retry later",
                 wanted_blocks=wanted,
                 free_blocks=max(0, usable - reserved),
+                pool_blocks=self.blocks.total - 1 - reserved,
                 pool=self.name,
             )
 

@@ -17,9 +17,18 @@ class Exhaustion:
         self._pressed_ns: dict[str, int] = {}
 
     def explained(self, error: PoolExhaustedError, now_ns: int) -> PoolExhaustedError:
-        """The same with a time to retry; whoever holds blocks of the pool is asked for some."""
+        """The same with a time to retry; whoever holds blocks of the pool is asked for some.
+
+        Where even an empty pool would be too small, it says so instead.
+        """
         details = dict(error.metadata)
         pool, wanted, free = details["pool"], int(details["wanted_blocks"]), int(details["free_blocks"])
+        if wanted > int(details["pool_blocks"]):
+            return PoolExhaustedError(
+                f"{wanted} blocks wanted in pool {pool}, which has {details['pool_blocks']} when empty; "
+                "lease fewer tokens, or create a larger pool",
+                **details,
+            )
         if now_ns - self._pressed_ns.get(pool, -PRESSURE_INTERVAL_NS) >= PRESSURE_INTERVAL_NS:
             self._pressed_ns[pool] = now_ns
             self._press(pool, wanted - free)

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -63,10 +63,19 @@ class Kvd(AbstractContextManager["Kvd"]):
         leases = self._admin.ListLeases(pb.ListLeasesRequest(page_size=1000), timeout=STATUS_TIMEOUT_S).leases
         owners: dict[int, str] = {}
         for lease in leases:
-            request = pb.GetLeaseRequest(lease_id=lease.lease_id)
-            for run in self._admin.GetLease(request, timeout=STATUS_TIMEOUT_S).table:
-                owners |= dict.fromkeys(range(run.start, run.start + run.count), names[lease.session_id])
+            for run in self._table(lease.lease_id):
+                owner = names.get(lease.session_id, "")
+                owners |= dict.fromkeys(range(run.start, run.start + run.count), owner)
         return owners
+
+    def _table(self, lease_id: int) -> Sequence[pb.BlockRun]:
+        """None if the lease has ended since it was listed: scratch leases come and go."""
+        try:
+            return self._admin.GetLease(pb.GetLeaseRequest(lease_id=lease_id), timeout=STATUS_TIMEOUT_S).table
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                return ()
+            raise
 
     def kvctl(self, *arguments: str, columns: int) -> str:
         """What `kvctl` prints about this kvd."""
