@@ -1,5 +1,7 @@
 """Compression from inside the model: the right queries vote, at the right moment, and decoding goes on."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AttentionInterface
@@ -141,6 +143,35 @@ def test_generate_compresses_after_the_prompt_and_goes_on(pool, attached, policy
     assert generated.shape[1] == PROMPT + 3 * BLOCK_SIZE
     assert len(cache.reports) == 1
     assert cache.lease.position - cache.lease.length == PROMPT - cache.reports[0].tokens_kept
+
+
+@pytest.mark.parametrize("name", ["dual", "span by token", "span by block", "h2o"])
+def test_a_bounded_cache_is_cut_once_a_block_however_long_it_generates(pool, attached, name):
+    policy = replace(POLICIES[name], keep=40)
+    with pool.lease(policy=policy) as lease:
+        cache = KvdCache(lease, compress="bounded")
+        generate(attached, some_ids(20), 200, cache)
+        assert lease.position == 219
+        assert lease.length < 40 + BLOCK_SIZE
+        assert lease.block_table.size <= 40 // BLOCK_SIZE + 3
+        assert 15 <= len(cache.reports) <= 180 // BLOCK_SIZE
+        window = policy.recent if name == "h2o" else policy.window
+        newest = lease.kept_positions()[..., -window:]
+        assert (newest == torch.arange(219 - window, 219).numpy()).all()
+
+
+def test_a_bound_is_a_number_of_tokens(pool):
+    with pytest.raises(InvalidArgumentError, match="keep=512"):
+        KvdCache(pool.lease(policy=POLICIES["dual"]), compress="bounded")
+
+
+def test_queries_of_one_cache_serve_another_lease_of_the_same_tokens(pool, attached):
+    ids, policy = some_ids(PROMPT), POLICIES["snapkv"]
+    first, _ = prefilled(pool, attached, ids, policy, (PROMPT,))
+    second = KvdCache(pool.lease(policy=policy))
+    forward(attached, ids, second)
+    second.lease.compress(queries=first.window_queries())
+    assert (second.lease.kept_positions() == first.lease.kept_positions()).all()
 
 
 def test_a_prompt_shorter_than_the_window_stays_whole(pool, attached):

@@ -1,5 +1,8 @@
 """A model on a leased cache answers what it answers on transformers' own, to the last bit."""
 
+import os
+import signal
+
 import pytest
 import torch
 
@@ -94,6 +97,18 @@ def test_a_forward_pass_that_broke_off_leaves_no_trace(pool, attached, plain):
     assert cache.get_seq_length() == 10
     expected = in_steps(plain, ids, dynamic_cache(plain), (10, 10))
     assert torch.equal(forward(attached, ids[:, 10:], cache), expected[:, 10:])
+
+
+def test_steps_inside_a_block_do_not_ask_the_daemon(shared_kvd, pool, attached):
+    cache = KvdCache(pool.lease(2 * BLOCK_SIZE))
+    forward(attached, some_ids(BLOCK_SIZE), cache)
+    daemon = shared_kvd.daemon_pid()
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        in_steps(attached, some_ids(BLOCK_SIZE), cache, (1,) * BLOCK_SIZE)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    assert cache.lease.position == 2 * BLOCK_SIZE
 
 
 def test_two_sequences_at_once_are_refused_with_the_way_out(pool, attached):

@@ -13,7 +13,7 @@ from kvd_client.hf.pruning import Pruning
 from kvd_client.hf.rope import Rotation
 from kvd_client.hf.sequence import LeasedSequence
 
-CompressWhen = Literal["never", "after_prefill", "when_asked"]
+CompressWhen = Literal["never", "after_prefill", "bounded", "when_asked"]
 
 
 class KvdCache(Cache):
@@ -21,7 +21,8 @@ class KvdCache(Cache):
 
     lease     of a pool with the model's geometry; it may hold tokens already (a shared prefix)
     compress  "never"; "after_prefill": once, after the first forward pass; "when_asked": queries are kept
-              ready for `compress()`, for prompts that come in several passes
+              ready for `compress()`, for prompts that come in several passes; "bounded": whenever a block has
+              come on top of the number of tokens to keep
     policy    what a compression keeps, if not the lease's own policy
 
     Batch size 1. The sequence length it reports is the true position, so that rotary embeddings stay right
@@ -33,7 +34,9 @@ class KvdCache(Cache):
         self.sequence = LeasedSequence(lease)
         self.reports: list[CompressionReport] = []
         self._pruning = None if compress == "never" else Pruning(lease, policy or lease.policy)
-        self._after_prefill = compress == "after_prefill"
+        self._when = compress
+        if compress == "bounded" and self._kept_ready().budget_tokens is None:
+            raise InvalidArgumentError('"bounded" needs a number of tokens to keep, e.g. keep=512')
         self._attached = False
         self._asked_tokens = 0
         super().__init__(layers=[KvdLayer(self, index) for index in range(self.sequence.layers)])
@@ -45,20 +48,22 @@ class KvdCache(Cache):
 
     def compress(self) -> CompressionReport:
         """Prune the lease now, between two forward passes. Raises what Lease.compress raises."""
-        if self._pruning is None:
-            raise InvalidArgumentError(
-                'this cache keeps no queries; make it with KvdCache(lease, "when_asked")'
-            )
-        report = self._pruning.compress()
+        report = self._kept_ready().compress()
         self.reports.append(report)
         return report
 
     def window_queries(self) -> torch.Tensor:
-        """The queries that would vote now, [layers, tokens, query_heads, head_dim]: for other leases that hold
-        the same tokens. Under H2O those that no score counts yet."""
+        """The queries that would vote now, [layers, tokens, query_heads, head_dim], for other leases of the
+        same tokens. Under H2O those that no score counts yet."""
+        queries = self._kept_ready().queries
+        return queries.oldest(queries.count)
+
+    def _kept_ready(self) -> Pruning:
         if self._pruning is None:
-            raise InvalidArgumentError('this cache keeps no queries; use KvdCache(lease, "when_asked")')
-        return self._pruning.queries.oldest(self._pruning.queries.count)
+            raise InvalidArgumentError(
+                'this cache keeps no queries; make it with KvdCache(lease, "when_asked")'
+            )
+        return self._pruning
 
     def forward_begins(self, decoder: torch.nn.Module) -> None:
         """An attached decoder starts to run with this cache."""
@@ -82,9 +87,10 @@ class KvdCache(Cache):
             self.lease.commit(new_tokens)
             return
         self._pruning.commit(new_tokens)
-        if self._after_prefill:
+        if self._when == "after_prefill" or (self._when == "bounded" and self._pruning.is_over()):
             self.compress()
-            self._after_prefill, self._pruning = False, None
+        if self._when == "after_prefill":
+            self._pruning = None
 
     def mask_of_own(self, padding_mask: torch.Tensor | None) -> torch.Tensor | None:
         """The mask [1, 1, new tokens, keys] (True: seen) where the causal one is not right: several new

@@ -1,7 +1,7 @@
 """What compression needs from forward passes: the queries that vote, or running attention scores (H2O)."""
 
 from kvd.errors import InvalidArgumentError
-from kvd.policy import H2O, Policy, SnapKV, Span
+from kvd.policy import H2O, Keep, Policy, SnapKV, Span
 from kvd_client import CompressionReport, Lease
 from kvd_client.hf.queries import Queries
 
@@ -34,6 +34,17 @@ class Pruning:
             self._observe(piece)
             new_tokens -= piece - committed
         self._lease.commit(new_tokens)
+
+    @property
+    def budget_tokens(self) -> int | None:
+        """Tokens to keep, if the policy names a number and not a share."""
+        return Keep.of(self._policy.keep).tokens
+
+    def is_over(self) -> bool:
+        """Whether a whole block has come on top of the budget: once a block, not once a token."""
+        block_size = self._lease.pool.spec.block_size
+        target = self._policy.target_tokens(self._lease.length, block_size)
+        return self._lease.length >= target + block_size
 
     def compress(self) -> CompressionReport:
         """Raises what Lease.compress raises."""
