@@ -57,22 +57,38 @@ def _cell(share: Share | None) -> str:
 def span_lines(rows: list[Row]) -> list[str]:
     """What Span lost of the samples that dense gets right."""
     by_key: dict[str, dict[str, bool]] = defaultdict(dict)
+    tasks: dict[str, str] = {}
     for row in rows:
         if row["suite"] == "span":
             by_key[row["key"]][row["method"]] = row["hit"]
+            tasks[row["key"]] = row["task"]
     if not by_key:
         return []
-    right = [hits for hits in by_key.values() if hits[DENSE]]
+    right_keys = [key for key, hits in by_key.items() if hits[DENSE]]
+    right = [by_key[key] for key in right_keys]
     lines = [
         f"Span at 0.16 on {len(by_key)} samples of 1k tokens, of which dense gets {len(right)} right:",
         "",
     ]
-    lines += ["| method | lost of dense's | exact matches in all | gained |", "|---|---|---|---|"]
+    names = sorted(set(tasks.values()))
+    head = [
+        "method",
+        "exact matches in all",
+        "gained",
+        "lost of dense's",
+        *(f"lost: {name}" for name in names),
+    ]
+    lines += ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for method in (name for name in METHODS if name in right[0]):
-        lost = sum(not hits[method] for hits in right)
+        lost = [key for key in right_keys if not by_key[key][method]]
         gained = sum(hits[method] for hits in by_key.values() if not hits[DENSE])
         whole = Share(sum(hits[method] for hits in by_key.values()), len(by_key))
-        lines.append(f"| {method} | {lost} of {len(right)} | {whole} | {gained} |")
+        counts = [
+            f"{sum(tasks[key] == name for key in lost)} of {sum(tasks[key] == name for key in right_keys)}"
+            for name in names
+        ]
+        cells = [method, str(whole), str(gained), f"{len(lost)} of {len(right)}", *counts]
+        lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
 
 
