@@ -27,6 +27,7 @@ class Exhaustion:
             return PoolExhaustedError(
                 f"{wanted} blocks wanted in pool {pool}, which has {details['pool_blocks']} when empty; "
                 "lease fewer tokens, or create a larger pool",
+                retry_after_ns=None,
                 **details,
             )
         if now_ns - self._pressed_ns.get(pool, -PRESSURE_INTERVAL_NS) >= PRESSURE_INTERVAL_NS:
