@@ -6,6 +6,7 @@ KvdError
 |   |-- TicketInvalidError       a ticket that is unknown, used or too old
 |   |-- SessionNotFoundError     a session token nobody knows (any more)
 |   `-- SessionExpiredError      the session was not renewed in time
+|-- PermissionDeniedError        a role or an address that may not do this
 |-- NotOwnerError                another session's lease
 |-- NotFoundError
 |   |-- PoolNotFoundError
@@ -25,6 +26,7 @@ KvdError
 |   `-- LeaseLostError           its bytes are gone, with the kernel worker that moved them or the daemon
 |-- ExhaustedError
 |   |-- PoolExhaustedError       too few free blocks
+|   |-- QuotaExceededError       the tenant's quota of blocks
 |   |-- DeviceFullError          too little memory for a new pool
 |   `-- LimitExceededError       one of kvd's named limits
 |-- CompressionRefusedError      would free less than it takes
@@ -86,6 +88,12 @@ class SessionExpiredError(UnauthenticatedError):
     """The session was not renewed in time; open a new session. Its leases are gone."""
 
     reason = "SESSION_EXPIRED"
+
+
+class PermissionDeniedError(KvdError):
+    """The caller's role may not do this; metadata `role` and `needed` say which one could."""
+
+    reason, status = "PERMISSION_DENIED", "PERMISSION_DENIED"
 
 
 class NotOwnerError(KvdError):
@@ -200,6 +208,12 @@ class PoolExhaustedError(ExhaustedError):
     """Too few free blocks. Nothing was taken."""
 
     reason = "POOL_EXHAUSTED"
+
+
+class QuotaExceededError(ExhaustedError):
+    """The tenant's quota of blocks, not the pool, is used up. Nothing was taken."""
+
+    reason = "QUOTA_EXCEEDED"
 
 
 class DeviceFullError(ExhaustedError):

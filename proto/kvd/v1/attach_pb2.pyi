@@ -100,7 +100,7 @@ class AttachResponse(google.protobuf.message.Message):
 
     @property
     def map(self) -> Global___MapResponse:
-        """Memory; carries two descriptors: the pool's bytes, then its sidecar planes."""
+        """Memory; carries three descriptors: the pool's bytes, its sidecar planes, the device's fences."""
 
     @property
     def error(self) -> Global___AttachError:
@@ -148,6 +148,7 @@ class MapResponse(google.protobuf.message.Message):
     POOL_BYTES_FIELD_NUMBER: builtins.int
     SIDECAR_BYTES_FIELD_NUMBER: builtins.int
     POOL_ID_FIELD_NUMBER: builtins.int
+    FENCE_BYTES_FIELD_NUMBER: builtins.int
     device_kind: builtins.str
     """"host" or "cuda"."""
     pool_bytes: builtins.int
@@ -158,6 +159,10 @@ class MapResponse(google.protobuf.message.Message):
     """
     pool_id: builtins.str
     """Pool id; changes when a pool of that name is dropped and created again."""
+    fence_bytes: builtins.int
+    """Bytes of the device's fence array: uint64 [slots], read-only for workers. At a lease's fence slot
+    stands lease_id << 24 | (generation & 0xffffff) as long as its table may be used, else something else.
+    """
     def __init__(
         self,
         *,
@@ -165,8 +170,9 @@ class MapResponse(google.protobuf.message.Message):
         pool_bytes: builtins.int = ...,
         sidecar_bytes: builtins.int = ...,
         pool_id: builtins.str = ...,
+        fence_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["device_kind", b"device_kind", "pool_bytes", b"pool_bytes", "pool_id", b"pool_id", "sidecar_bytes", b"sidecar_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device_kind", b"device_kind", "fence_bytes", b"fence_bytes", "pool_bytes", b"pool_bytes", "pool_id", b"pool_id", "sidecar_bytes", b"sidecar_bytes"]) -> None: ...
 
 Global___MapResponse: typing_extensions.TypeAlias = MapResponse
 

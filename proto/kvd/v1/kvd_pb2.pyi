@@ -773,6 +773,7 @@ class LeaseState(google.protobuf.message.Message):
     COMPRESSED_LENGTH_FIELD_NUMBER: builtins.int
     SEALED_BLOCKS_FIELD_NUMBER: builtins.int
     SKIP_AFTER_FIELD_NUMBER: builtins.int
+    FENCE_SLOT_FIELD_NUMBER: builtins.int
     lease_id: builtins.int
     """The lease."""
     generation: builtins.int
@@ -792,6 +793,8 @@ class LeaseState(google.protobuf.message.Message):
     `skip_after` new tokens are stored, then `position` minus the request's position are not,
     the others are, all from slot `length` on.
     """
+    fence_slot: builtins.int
+    """Where the lease's fence is: an index into the device's fence array. See attach.proto."""
     @property
     def appended(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___BlockRun]:
         """Table entries after them."""
@@ -808,8 +811,9 @@ class LeaseState(google.protobuf.message.Message):
         compressed_length: builtins.int = ...,
         sealed_blocks: builtins.int = ...,
         skip_after: builtins.int = ...,
+        fence_slot: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["appended", b"appended", "compressed_length", b"compressed_length", "generation", b"generation", "kept_blocks", b"kept_blocks", "lease_id", b"lease_id", "length", b"length", "position", b"position", "sealed_blocks", b"sealed_blocks", "skip_after", b"skip_after"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["appended", b"appended", "compressed_length", b"compressed_length", "fence_slot", b"fence_slot", "generation", b"generation", "kept_blocks", b"kept_blocks", "lease_id", b"lease_id", "length", b"length", "position", b"position", "sealed_blocks", b"sealed_blocks", "skip_after", b"skip_after"]) -> None: ...
 
 Global___LeaseState: typing_extensions.TypeAlias = LeaseState
 
@@ -855,6 +859,7 @@ class LeaseRequest(google.protobuf.message.Message):
     POOL_FIELD_NUMBER: builtins.int
     ITEMS_FIELD_NUMBER: builtins.int
     SCRATCH_FIELD_NUMBER: builtins.int
+    MAX_WAIT_FIELD_NUMBER: builtins.int
     session_token: builtins.bytes
     """Secret of the session."""
     request_id: builtins.str
@@ -867,6 +872,10 @@ class LeaseRequest(google.protobuf.message.Message):
     def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LeaseItem]:
         """Sequences, at most 1,024."""
 
+    @property
+    def max_wait(self) -> google.protobuf.duration_pb2.Duration:
+        """When blocks are short, wait in line for so long (at most until the call's deadline); unset: not at all."""
+
     def __init__(
         self,
         *,
@@ -875,8 +884,10 @@ class LeaseRequest(google.protobuf.message.Message):
         pool: builtins.str = ...,
         items: collections.abc.Iterable[Global___LeaseItem] | None = ...,
         scratch: builtins.bool = ...,
+        max_wait: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["items", b"items", "pool", b"pool", "request_id", b"request_id", "scratch", b"scratch", "session_token", b"session_token"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["max_wait", b"max_wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["items", b"items", "max_wait", b"max_wait", "pool", b"pool", "request_id", b"request_id", "scratch", b"scratch", "session_token", b"session_token"]) -> None: ...
 
 Global___LeaseRequest: typing_extensions.TypeAlias = LeaseRequest
 
@@ -938,6 +949,7 @@ class ExtendRequest(google.protobuf.message.Message):
     SESSION_TOKEN_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     ITEMS_FIELD_NUMBER: builtins.int
+    MAX_WAIT_FIELD_NUMBER: builtins.int
     session_token: builtins.bytes
     """Secret of the session."""
     request_id: builtins.str
@@ -946,14 +958,20 @@ class ExtendRequest(google.protobuf.message.Message):
     def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ExtendItem]:
         """Leases, each at most once, at most 1,024."""
 
+    @property
+    def max_wait(self) -> google.protobuf.duration_pb2.Duration:
+        """As in LeaseRequest."""
+
     def __init__(
         self,
         *,
         session_token: builtins.bytes = ...,
         request_id: builtins.str = ...,
         items: collections.abc.Iterable[Global___ExtendItem] | None = ...,
+        max_wait: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["items", b"items", "request_id", b"request_id", "session_token", b"session_token"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["max_wait", b"max_wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["items", b"items", "max_wait", b"max_wait", "request_id", b"request_id", "session_token", b"session_token"]) -> None: ...
 
 Global___ExtendRequest: typing_extensions.TypeAlias = ExtendRequest
 
@@ -1428,6 +1446,8 @@ class PoolStatus(google.protobuf.message.Message):
     TOKENS_DROPPED_FIELD_NUMBER: builtins.int
     POPULATED_BYTES_FIELD_NUMBER: builtins.int
     TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    WAITING_CALLS_FIELD_NUMBER: builtins.int
+    WANTED_BLOCKS_FIELD_NUMBER: builtins.int
     blocks_free: builtins.int
     """Blocks nobody uses."""
     blocks_leased: builtins.int
@@ -1454,6 +1474,10 @@ class PoolStatus(google.protobuf.message.Message):
     """Bytes of the pool that are backed by memory already."""
     total_bytes: builtins.int
     """Bytes of the pool."""
+    waiting_calls: builtins.int
+    """Calls that wait for blocks."""
+    wanted_blocks: builtins.int
+    """Blocks they want."""
     @property
     def pool(self) -> Global___Pool:
         """Name, geometry, totals."""
@@ -1475,9 +1499,11 @@ class PoolStatus(google.protobuf.message.Message):
         tokens_dropped: builtins.int = ...,
         populated_bytes: builtins.int = ...,
         total_bytes: builtins.int = ...,
+        waiting_calls: builtins.int = ...,
+        wanted_blocks: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes", "waiting_calls", b"waiting_calls", "wanted_blocks", b"wanted_blocks"]) -> None: ...
 
 Global___PoolStatus: typing_extensions.TypeAlias = PoolStatus
 
@@ -1499,6 +1525,11 @@ class GetStatusResponse(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     START_TIME_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    KERNEL_PID_FIELD_NUMBER: builtins.int
+    KERNEL_RESTARTS_FIELD_NUMBER: builtins.int
+    RECOVERY_FIELD_NUMBER: builtins.int
+    LEASE_PROBE_AGE_FIELD_NUMBER: builtins.int
+    KERNEL_PROBE_AGE_FIELD_NUMBER: builtins.int
     epoch: builtins.str
     """Daemon incarnation."""
     device: builtins.str
@@ -1519,6 +1550,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Daemon process id."""
     version: builtins.str
     """kvd version."""
+    kernel_pid: builtins.int
+    """Kernel worker process id; 0 while there is none."""
+    kernel_restarts: builtins.int
+    """Kernel workers that died or were replaced since the daemon started."""
     @property
     def pools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PoolStatus]:
         """Pools by name."""
@@ -1526,6 +1561,18 @@ class GetStatusResponse(google.protobuf.message.Message):
     @property
     def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it started."""
+
+    @property
+    def recovery(self) -> Global___Recovery:
+        """What was found at the start."""
+
+    @property
+    def lease_probe_age(self) -> google.protobuf.duration_pb2.Duration:
+        """Seconds since a lease round trip succeeded; unset before the first."""
+
+    @property
+    def kernel_probe_age(self) -> google.protobuf.duration_pb2.Duration:
+        """Seconds since a kernel worker's round trip succeeded; unset before the first."""
 
     def __init__(
         self,
@@ -1542,11 +1589,67 @@ class GetStatusResponse(google.protobuf.message.Message):
         pid: builtins.int = ...,
         start_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         version: builtins.str = ...,
+        kernel_pid: builtins.int = ...,
+        kernel_restarts: builtins.int = ...,
+        recovery: Global___Recovery | None = ...,
+        lease_probe_age: google.protobuf.duration_pb2.Duration | None = ...,
+        kernel_probe_age: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "device_kind", b"device_kind", "epoch", b"epoch", "health", b"health", "health_detail", b"health_detail", "memory_bytes", b"memory_bytes", "memory_used_bytes", b"memory_used_bytes", "pid", b"pid", "pools", b"pools", "sessions", b"sessions", "start_time", b"start_time", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["kernel_probe_age", b"kernel_probe_age", "lease_probe_age", b"lease_probe_age", "recovery", b"recovery", "start_time", b"start_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "device_kind", b"device_kind", "epoch", b"epoch", "health", b"health", "health_detail", b"health_detail", "kernel_pid", b"kernel_pid", "kernel_probe_age", b"kernel_probe_age", "kernel_restarts", b"kernel_restarts", "lease_probe_age", b"lease_probe_age", "memory_bytes", b"memory_bytes", "memory_used_bytes", b"memory_used_bytes", "pid", b"pid", "pools", b"pools", "recovery", b"recovery", "sessions", b"sessions", "start_time", b"start_time", "version", b"version"]) -> None: ...
 
 Global___GetStatusResponse: typing_extensions.TypeAlias = GetStatusResponse
+
+@typing.final
+class Recovery(google.protobuf.message.Message):
+    """What a daemon found of the incarnation before it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
+    RECORDS_FIELD_NUMBER: builtins.int
+    SESSIONS_FIELD_NUMBER: builtins.int
+    LEASES_FIELD_NUMBER: builtins.int
+    LOST_LEASES_FIELD_NUMBER: builtins.int
+    LOST_POOLS_FIELD_NUMBER: builtins.int
+    DURATION_FIELD_NUMBER: builtins.int
+    state: builtins.str
+    """"fresh" (there was none), "recovered", "quarantined" (its journal could not be trusted) or
+    "volatile" (nothing would survive this daemon: it runs without a supervisor).
+    """
+    detail: builtins.str
+    """Why, in words, and where a quarantined journal lies."""
+    records: builtins.int
+    """Journal records replayed."""
+    sessions: builtins.int
+    """Sessions that are back."""
+    leases: builtins.int
+    """Leases that are back."""
+    lost_leases: builtins.int
+    """Leases that were lost with memory or a job under way."""
+    lost_pools: builtins.int
+    """Pools whose memory was gone."""
+    @property
+    def duration(self) -> google.protobuf.duration_pb2.Duration:
+        """Time it took."""
+
+    def __init__(
+        self,
+        *,
+        state: builtins.str = ...,
+        detail: builtins.str = ...,
+        records: builtins.int = ...,
+        sessions: builtins.int = ...,
+        leases: builtins.int = ...,
+        lost_leases: builtins.int = ...,
+        lost_pools: builtins.int = ...,
+        duration: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["duration", b"duration"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["detail", b"detail", "duration", b"duration", "leases", b"leases", "lost_leases", b"lost_leases", "lost_pools", b"lost_pools", "records", b"records", "sessions", b"sessions", "state", b"state"]) -> None: ...
+
+Global___Recovery: typing_extensions.TypeAlias = Recovery
 
 @typing.final
 class LeaseInfo(google.protobuf.message.Message):
@@ -1974,3 +2077,155 @@ class DropPoolResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
 
 Global___DropPoolResponse: typing_extensions.TypeAlias = DropPoolResponse
+
+@typing.final
+class ListTenantsRequest(google.protobuf.message.Message):
+    """See AdminService.ListTenants."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___ListTenantsRequest: typing_extensions.TypeAlias = ListTenantsRequest
+
+@typing.final
+class TenantInfo(google.protobuf.message.Message):
+    """What one tenant may use and uses, all pools together."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    GUARANTEED_BLOCKS_FIELD_NUMBER: builtins.int
+    MAX_BLOCKS_FIELD_NUMBER: builtins.int
+    PIN_BLOCKS_FIELD_NUMBER: builtins.int
+    BLOCKS_FIELD_NUMBER: builtins.int
+    SESSIONS_FIELD_NUMBER: builtins.int
+    LEASES_FIELD_NUMBER: builtins.int
+    WAITING_CALLS_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """Its name."""
+    guaranteed_blocks: builtins.int
+    """Blocks of each pool that are kept free for it."""
+    max_blocks: builtins.int
+    """Blocks it may hold at most; 0 if there is no limit."""
+    pin_blocks: builtins.int
+    """Blocks it may pin; see Match."""
+    blocks: builtins.int
+    """Blocks its leases hold; quarantined ones count."""
+    sessions: builtins.int
+    """Its sessions."""
+    leases: builtins.int
+    """Its leases."""
+    waiting_calls: builtins.int
+    """Its calls that wait for blocks."""
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        guaranteed_blocks: builtins.int = ...,
+        max_blocks: builtins.int = ...,
+        pin_blocks: builtins.int = ...,
+        blocks: builtins.int = ...,
+        sessions: builtins.int = ...,
+        leases: builtins.int = ...,
+        waiting_calls: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "guaranteed_blocks", b"guaranteed_blocks", "leases", b"leases", "max_blocks", b"max_blocks", "pin_blocks", b"pin_blocks", "sessions", b"sessions", "tenant", b"tenant", "waiting_calls", b"waiting_calls"]) -> None: ...
+
+Global___TenantInfo: typing_extensions.TypeAlias = TenantInfo
+
+@typing.final
+class ListTenantsResponse(google.protobuf.message.Message):
+    """See AdminService.ListTenants."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    TENANTS_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    @property
+    def tenants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___TenantInfo]:
+        """By name."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        tenants: collections.abc.Iterable[Global___TenantInfo] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "tenants", b"tenants"]) -> None: ...
+
+Global___ListTenantsResponse: typing_extensions.TypeAlias = ListTenantsResponse
+
+@typing.final
+class DrainRequest(google.protobuf.message.Message):
+    """See AdminService.Drain."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESUME_FIELD_NUMBER: builtins.int
+    resume: builtins.bool
+    """True to take leases again."""
+    def __init__(
+        self,
+        *,
+        resume: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["resume", b"resume"]) -> None: ...
+
+Global___DrainRequest: typing_extensions.TypeAlias = DrainRequest
+
+@typing.final
+class DrainResponse(google.protobuf.message.Message):
+    """See AdminService.Drain."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    LEASES_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    leases: builtins.int
+    """Leases that are still held."""
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        leases: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "leases", b"leases"]) -> None: ...
+
+Global___DrainResponse: typing_extensions.TypeAlias = DrainResponse
+
+@typing.final
+class RestartRequest(google.protobuf.message.Message):
+    """See AdminService.Restart."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+Global___RestartRequest: typing_extensions.TypeAlias = RestartRequest
+
+@typing.final
+class RestartResponse(google.protobuf.message.Message):
+    """See AdminService.Restart."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """The incarnation that ends."""
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
+
+Global___RestartResponse: typing_extensions.TypeAlias = RestartResponse

@@ -621,6 +621,21 @@ class AdminServiceStub(object):
                 request_serializer=kvd_dot_v1_dot_kvd__pb2.DropPoolRequest.SerializeToString,
                 response_deserializer=kvd_dot_v1_dot_kvd__pb2.DropPoolResponse.FromString,
                 _registered_method=True)
+        self.ListTenants = channel.unary_unary(
+                '/kvd.v1.AdminService/ListTenants',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.ListTenantsRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.ListTenantsResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/kvd.v1.AdminService/Drain',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.DrainRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.Restart = channel.unary_unary(
+                '/kvd.v1.AdminService/Restart',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.RestartRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.RestartResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -679,6 +694,28 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTenants(self, request, context):
+        """Who may use how much, and who uses how much. Errors: none of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Takes no new leases from now on, or takes them again; workers are told. Errors: none of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restart(self, request, context):
+        """Ends this daemon; its supervisor starts the installed version in its place. Sessions, leases and bytes
+        stay. Errors: DEVICE_UNAVAILABLE where nothing would survive (no supervisor).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -716,6 +753,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.DropPool,
                     request_deserializer=kvd_dot_v1_dot_kvd__pb2.DropPoolRequest.FromString,
                     response_serializer=kvd_dot_v1_dot_kvd__pb2.DropPoolResponse.SerializeToString,
+            ),
+            'ListTenants': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTenants,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.ListTenantsRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.ListTenantsResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.DrainRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.DrainResponse.SerializeToString,
+            ),
+            'Restart': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restart,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.RestartRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.RestartResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -908,6 +960,87 @@ class AdminService(object):
             '/kvd.v1.AdminService/DropPool',
             kvd_dot_v1_dot_kvd__pb2.DropPoolRequest.SerializeToString,
             kvd_dot_v1_dot_kvd__pb2.DropPoolResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTenants(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.AdminService/ListTenants',
+            kvd_dot_v1_dot_kvd__pb2.ListTenantsRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.ListTenantsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.AdminService/Drain',
+            kvd_dot_v1_dot_kvd__pb2.DrainRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.AdminService/Restart',
+            kvd_dot_v1_dot_kvd__pb2.RestartRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.RestartResponse.FromString,
             options,
             channel_credentials,
             insecure,

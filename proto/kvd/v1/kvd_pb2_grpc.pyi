@@ -636,7 +636,55 @@ _AdminServiceDropPoolType = typing_extensions.TypeVar(
     ],
 )
 
-class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceListLeasesType, _AdminServiceGetLeaseType, _AdminServiceRevokeLeaseType, _AdminServiceListSessionsType, _AdminServiceAdminCreatePoolType, _AdminServiceDropPoolType]):
+_AdminServiceListTenantsType = typing_extensions.TypeVar(
+    '_AdminServiceListTenantsType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ListTenantsRequest,
+        kvd.v1.kvd_pb2.ListTenantsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ListTenantsRequest,
+        kvd.v1.kvd_pb2.ListTenantsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ListTenantsRequest,
+        kvd.v1.kvd_pb2.ListTenantsResponse,
+    ],
+)
+
+_AdminServiceDrainType = typing_extensions.TypeVar(
+    '_AdminServiceDrainType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.DrainRequest,
+        kvd.v1.kvd_pb2.DrainResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.DrainRequest,
+        kvd.v1.kvd_pb2.DrainResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.DrainRequest,
+        kvd.v1.kvd_pb2.DrainResponse,
+    ],
+)
+
+_AdminServiceRestartType = typing_extensions.TypeVar(
+    '_AdminServiceRestartType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.RestartRequest,
+        kvd.v1.kvd_pb2.RestartResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.RestartRequest,
+        kvd.v1.kvd_pb2.RestartResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.RestartRequest,
+        kvd.v1.kvd_pb2.RestartResponse,
+    ],
+)
+
+class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceListLeasesType, _AdminServiceGetLeaseType, _AdminServiceRevokeLeaseType, _AdminServiceListSessionsType, _AdminServiceAdminCreatePoolType, _AdminServiceDropPoolType, _AdminServiceListTenantsType, _AdminServiceDrainType, _AdminServiceRestartType]):
     """What operators see and do."""
 
     @typing.overload
@@ -668,6 +716,18 @@ class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceL
         grpc.UnaryUnaryMultiCallable[
             kvd.v1.kvd_pb2.DropPoolRequest,
             kvd.v1.kvd_pb2.DropPoolResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.ListTenantsRequest,
+            kvd.v1.kvd_pb2.ListTenantsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.DrainRequest,
+            kvd.v1.kvd_pb2.DrainResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.RestartRequest,
+            kvd.v1.kvd_pb2.RestartResponse,
         ],
     ], channel: grpc.Channel) -> None: ...
 
@@ -701,6 +761,18 @@ class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceL
             kvd.v1.kvd_pb2.DropPoolRequest,
             kvd.v1.kvd_pb2.DropPoolResponse,
         ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.ListTenantsRequest,
+            kvd.v1.kvd_pb2.ListTenantsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.DrainRequest,
+            kvd.v1.kvd_pb2.DrainResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.RestartRequest,
+            kvd.v1.kvd_pb2.RestartResponse,
+        ],
     ], channel: grpc.aio.Channel) -> None: ...
 
     GetStatus: _AdminServiceGetStatusType
@@ -727,6 +799,17 @@ class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceL
     DropPool: _AdminServiceDropPoolType
     """Removes a pool without leases; its memory goes back when the last worker unmaps it.
     Errors: POOL_NOT_FOUND, POOL_IN_USE.
+    """
+
+    ListTenants: _AdminServiceListTenantsType
+    """Who may use how much, and who uses how much. Errors: none of its own."""
+
+    Drain: _AdminServiceDrainType
+    """Takes no new leases from now on, or takes them again; workers are told. Errors: none of its own."""
+
+    Restart: _AdminServiceRestartType
+    """Ends this daemon; its supervisor starts the installed version in its place. Sessions, leases and bytes
+    stay. Errors: DEVICE_UNAVAILABLE where nothing would survive (no supervisor).
     """
 
 AdminServiceAsyncStub: typing_extensions.TypeAlias = AdminServiceStub[
@@ -757,6 +840,18 @@ AdminServiceAsyncStub: typing_extensions.TypeAlias = AdminServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.DropPoolRequest,
         kvd.v1.kvd_pb2.DropPoolResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ListTenantsRequest,
+        kvd.v1.kvd_pb2.ListTenantsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.DrainRequest,
+        kvd.v1.kvd_pb2.DrainResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.RestartRequest,
+        kvd.v1.kvd_pb2.RestartResponse,
     ],
 ]
 
@@ -822,6 +917,32 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[kvd.v1.kvd_pb2.DropPoolResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.DropPoolResponse]]:
         """Removes a pool without leases; its memory goes back when the last worker unmaps it.
         Errors: POOL_NOT_FOUND, POOL_IN_USE.
+        """
+
+    @abc.abstractmethod
+    def ListTenants(
+        self,
+        request: kvd.v1.kvd_pb2.ListTenantsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.ListTenantsResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.ListTenantsResponse]]:
+        """Who may use how much, and who uses how much. Errors: none of its own."""
+
+    @abc.abstractmethod
+    def Drain(
+        self,
+        request: kvd.v1.kvd_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.DrainResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.DrainResponse]]:
+        """Takes no new leases from now on, or takes them again; workers are told. Errors: none of its own."""
+
+    @abc.abstractmethod
+    def Restart(
+        self,
+        request: kvd.v1.kvd_pb2.RestartRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.RestartResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.RestartResponse]]:
+        """Ends this daemon; its supervisor starts the installed version in its place. Sessions, leases and bytes
+        stay. Errors: DEVICE_UNAVAILABLE where nothing would survive (no supervisor).
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
