@@ -7,11 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvd.errors import InvalidArgumentError
-from kvd.spec import KVSpec
+from kvd.spec import QUERY_DTYPES, KVSpec
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._spec import dtype_name
-
-QUERY_DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)

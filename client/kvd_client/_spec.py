@@ -5,8 +5,7 @@ from typing import Any
 
 from kvd import spec as shared
 from kvd.errors import InvalidArgumentError
-
-KV_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+from kvd.spec import KV_LAYER_TYPES
 
 
 class KVSpec(shared.KVSpec):

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvd.errors import InvalidArgumentError
+from kvd.run_dir import default_run_dir
 from kvd_daemon import VERSION
 from kvd_daemon.device.available import available_bytes
-from kvd_daemon.run_dir import default_run_dir, private_folder
+from kvd_daemon.run_dir import private_folder
 from kvd_daemon.settings import LOG_LEVELS, Settings, read_toml, settings_from
 from kvd_daemon.supervisor import OPERATOR_MISTAKE, Supervisor
 

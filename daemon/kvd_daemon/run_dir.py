@@ -7,26 +7,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvd.run_dir import ATTACH_SOCKET, GRPC_SOCKET, LOCK_FILE, MAX_SOCKET_PATH_BYTES
 from kvd.errors import InvalidArgumentError
 
 LOCK_PATIENCE_S = 1.0  # a killed kvd's children need a moment to follow it
 LOCK_RETRY_S = 0.02  # between two looks at the lock
-MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path
 
 
 class RunDirInUseError(InvalidArgumentError):
     """Another kvd runs there."""
-
-
-def default_run_dir(environ: Mapping[str, str], uid: int) -> Path:
-    """$KVD_RUN_DIR, else /run/kvd for root, else $XDG_RUNTIME_DIR/kvd, else /tmp/kvd-UID."""
-    if chosen := environ.get("KVD_RUN_DIR"):
-        return Path(chosen)
-    if uid == 0:
-        return Path("/run/kvd")
-    if runtime := environ.get("XDG_RUNTIME_DIR"):
-        return Path(runtime) / "kvd"
-    return Path(f"/tmp/kvd-{uid}")
 
 
 def private_folder(folder: Path) -> Path:
@@ -52,22 +41,22 @@ class DeviceDir:
 
     def __init__(self, run_dir: Path, device: str) -> None:
         self.path = private_folder(private_folder(run_dir) / device)
-        self.grpc_socket = self.path / "grpc.sock"
+        self.grpc_socket = self.path / GRPC_SOCKET
         self.grpc_socket_at_first = self.path / "grpc.new"
-        self.attach_socket = self.path / "attach.sock"
+        self.attach_socket = self.path / ATTACH_SOCKET
         if len(os.fsencode(self.attach_socket)) > MAX_SOCKET_PATH_BYTES:
             raise InvalidArgumentError(
                 f"{self.attach_socket} is too long for a socket ({MAX_SOCKET_PATH_BYTES} bytes); "
                 "use a shorter --run-dir"
             )
-        self._lock_fd = _locked(self.path / "lock")
+        self._lock_fd = _locked(self.path / LOCK_FILE)
         self._remove_sockets()  # those of a killed daemon: nobody listens, the lock is ours
 
     def close(self) -> None:
         """Leaves nothing but empty folders; and what is another's, if this folder was removed meanwhile."""
-        if _is_file_at(self._lock_fd, self.path / "lock"):
+        if _is_file_at(self._lock_fd, self.path / LOCK_FILE):
             self._remove_sockets()
-            (self.path / "lock").unlink(missing_ok=True)
+            (self.path / LOCK_FILE).unlink(missing_ok=True)
         os.close(self._lock_fd)
 
     def publish_grpc(self) -> None:

@@ -6,33 +6,31 @@ locks (`sinks`), how many tokens it keeps of N (`target_tokens`), whether it nee
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from numbers import Integral, Real
 from typing import ClassVar
 
+from kvd.arguments import one_of, refused, whole
 from kvd.errors import InvalidArgumentError
+from kvd.limits import MAX_TOKENS_PER_LEASE
 
 DEFAULT_SINKS = 4  # tokens; StreamingLLM, section 3.2
 MAX_KEEP_DENOMINATOR = 1_000_000  # on the wire; finer ratios mean nothing at 128k tokens
 MAX_KERNEL = 255  # tokens; wider pooling than any measured setting
-MAX_WINDOW = 1 << 20  # tokens
-MAX_KEEP_TOKENS = (1 << 31) - 1  # no lease has more; positions are int32
+MAX_WINDOW = 1 << 20  # tokens; eight times the longest context in wide use
+KEPT_AMOUNT = "a ratio in (0, 1] or a number of tokens"
 
 
-def _whole(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidArgumentError(f"{name}={value!r}; an integer from {low} to {high} is needed")
+def _whole(policy: object, name: str, low: int, high: int) -> None:
+    """Make the field a Python integer, or refuse it."""
+    object.__setattr__(policy, name, whole(name, getattr(policy, name), low, high))
 
 
-def _odd_kernel(kernel: int) -> None:
-    _whole("kernel", kernel, 1, MAX_KERNEL)
-    if kernel % 2 == 0:
+def _odd_kernel(policy: "SnapKV | Span") -> None:
+    _whole(policy, "kernel", 1, MAX_KERNEL)
+    if policy.kernel % 2 == 0:
         raise InvalidArgumentError(
-            f"kernel={kernel} is even; pooling needs an odd width such as {kernel + 1}"
+            f"kernel={policy.kernel} is even; pooling needs an odd width such as {policy.kernel + 1}"
         )
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InvalidArgumentError(f"{name}={value!r}; one of {', '.join(allowed)} is needed")
 
 
 @dataclass(frozen=True)
@@ -42,21 +40,28 @@ class Keep:
     ratio: Fraction | None = None
     tokens: int | None = None
 
+    def __post_init__(self) -> None:
+        if (self.ratio is None) == (self.tokens is None):
+            raise InvalidArgumentError(
+                "Keep takes a ratio or a number of tokens: Keep.of(0.15), Keep.of(512)"
+            )
+        if self.ratio is not None and not (isinstance(self.ratio, Fraction) and 0 < self.ratio <= 1):
+            raise refused("ratio", self.ratio, "a Fraction in (0, 1]; Keep.of takes a float, which")
+        if self.tokens is not None:
+            _whole(self, "tokens", 1, MAX_TOKENS_PER_LEASE)
+
     @classmethod
     def of(cls, amount: "float | Fraction | int | Keep") -> "Keep":
         """0.15 or Fraction(3, 20) is a ratio, 512 a number of tokens, 1 everything (ratio one)."""
         if isinstance(amount, Keep):
             return amount
-        if isinstance(amount, int) and not isinstance(amount, bool) and 1 < amount <= MAX_KEEP_TOKENS:
-            return cls(tokens=amount)
-        try:
-            ratio = Fraction(str(amount)).limit_denominator(MAX_KEEP_DENOMINATOR)
-        except (ValueError, ZeroDivisionError):
-            raise InvalidArgumentError(
-                f"keep={amount!r}; a ratio in (0, 1] or a number of tokens is needed"
-            ) from None
-        if not 0 < ratio <= 1:
-            raise InvalidArgumentError(f"keep={amount!r}; a ratio in (0, 1] or a number of tokens is needed")
+        if isinstance(amount, Integral) and not isinstance(amount, bool) and amount > 1:
+            return cls(tokens=whole("keep", amount, 1, MAX_TOKENS_PER_LEASE))
+        if not isinstance(amount, Real) or isinstance(amount, bool) or not 0 < amount <= 1:
+            raise refused("keep", amount, KEPT_AMOUNT)
+        ratio = Fraction(str(amount)).limit_denominator(MAX_KEEP_DENOMINATOR)
+        if ratio == 0:
+            raise refused("keep", amount, KEPT_AMOUNT)
         return cls(ratio=ratio)
 
     def of_tokens(self, token_count: int) -> int:
@@ -103,9 +108,9 @@ class Streaming:
     needs_queries: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _whole("sinks", self.sinks, 0, MAX_WINDOW)
-        _whole("window", self.window, 1, MAX_WINDOW)
-        _one_of("rope", self.rope, ("original", "cache"))
+        _whole(self, "sinks", 0, MAX_WINDOW)
+        _whole(self, "window", 1, MAX_WINDOW)
+        one_of("rope", self.rope, ("original", "cache"))
 
     def sink_blocks(self, block_size: int) -> int:
         """Leading blocks that are locked."""
@@ -139,10 +144,10 @@ class SnapKV:
 
     def __post_init__(self) -> None:
         _as_keep(self)
-        _whole("window", self.window, 1, MAX_WINDOW)
-        _whole("sinks", self.sinks, 0, MAX_WINDOW)
-        _odd_kernel(self.kernel)
-        _one_of("pooling", self.pooling, ("avg", "max"))
+        _whole(self, "window", 1, MAX_WINDOW)
+        _whole(self, "sinks", 0, MAX_WINDOW)
+        _odd_kernel(self)
+        one_of("pooling", self.pooling, ("avg", "max"))
 
     def target_tokens(self, token_count: int, block_size: int) -> int:
         """C: the kept amount in whole blocks, or N if that is no less."""
@@ -172,8 +177,8 @@ class H2O:
 
     def __post_init__(self) -> None:
         _as_keep(self)
-        _whole("recent", self.recent, 0, MAX_WINDOW)
-        _whole("sinks", self.sinks, 0, MAX_WINDOW)
+        _whole(self, "recent", 0, MAX_WINDOW)
+        _whole(self, "sinks", 0, MAX_WINDOW)
 
     def target_tokens(self, token_count: int, block_size: int) -> int:
         """C: the kept amount in whole blocks, or N if that is no less."""
@@ -200,10 +205,10 @@ class Span:
 
     def __post_init__(self) -> None:
         _as_keep(self)
-        _whole("window", self.window, 1, MAX_WINDOW)
-        _whole("sinks", self.sinks, 0, MAX_WINDOW)
-        _odd_kernel(self.kernel)
-        _one_of("granularity", self.granularity, ("token", "block"))
+        _whole(self, "window", 1, MAX_WINDOW)
+        _whole(self, "sinks", 0, MAX_WINDOW)
+        _odd_kernel(self)
+        one_of("granularity", self.granularity, ("token", "block"))
 
     def target_tokens(self, token_count: int, block_size: int) -> int:
         """C: the kept amount in whole blocks, or N if that is no less.

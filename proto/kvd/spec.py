@@ -9,11 +9,14 @@ layer_outermost  [L, (K: B, N, H, Dk | V: B, N, H, Dv)]
 import hashlib
 from dataclasses import asdict, dataclass
 
-from kvd.errors import InvalidArgumentError
+from kvd.arguments import one_of, text, whole
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1}
 DTYPE_ALIASES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "bf16": "bfloat16", "fp16": "float16"}
+QUERY_DTYPES = ("float32", "float16", "bfloat16")
 LAYOUTS = ("block_outermost", "layer_outermost")
+KV_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+"""Those of a Hugging Face config's `layer_types` that keep keys and values."""
 
 MAX_LAYERS = 1024  # no model comes near; bounds the geometry's arithmetic
 MAX_KV_HEADS = 1024  # likewise
@@ -50,19 +53,12 @@ class KVSpec:
     backend: str = "generic"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
-        if self.dtype not in DTYPE_BYTES:
-            raise InvalidArgumentError(f"dtype {self.dtype!r}; one of {', '.join(DTYPE_BYTES)} is needed")
-        if self.layout not in LAYOUTS:
-            raise InvalidArgumentError(f"layout {self.layout!r}; one of {', '.join(LAYOUTS)} is needed")
-        if len(self.backend) > MAX_BACKEND_CHARS:
-            raise InvalidArgumentError(
-                f"backend tag of {len(self.backend)} characters; {MAX_BACKEND_CHARS} allowed"
-            )
+        dtype = DTYPE_ALIASES.get(self.dtype, self.dtype) if isinstance(self.dtype, str) else self.dtype
+        object.__setattr__(self, "dtype", one_of("dtype", dtype, DTYPE_BYTES))
+        one_of("layout", self.layout, LAYOUTS)
+        text("backend", self.backend, MAX_BACKEND_CHARS)
         for name, limit in _LIMITS.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or not 1 <= value <= limit:
-                raise InvalidArgumentError(f"{name}={value!r}; an integer from 1 to {limit} is needed")
+            object.__setattr__(self, name, whole(name, getattr(self, name), 1, limit))
 
     @property
     def element_bytes(self) -> int:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvd.errors import InvalidArgumentError, RequestReusedError
+from kvd.run_dir import default_run_dir
 from kvd_daemon.device.available import available_bytes
 from kvd_daemon.engine.replies import Replies
 from kvd_daemon.kernel import messages as m
 from kvd_daemon.kernel import wire
-from kvd_daemon.run_dir import default_run_dir
 from kvd_daemon.settings import Settings, parse_bytes, parse_duration_ns, read_toml, settings_from
 
 

@@ -16,12 +16,13 @@ from kvd.errors import (
     KvdError,
     NotFoundError,
 )
+from kvd.run_dir import ATTACH_SOCKET, GRPC_SOCKET, LOCK_FILE, default_run_dir
 from kvd.v1 import kvd_pb2_grpc as rpc
-from kvd_client._endpoint import ATTACH_SOCKET, GRPC_SOCKET, Endpoint, default_run_dir
+from kvd_client._endpoint import Endpoint
 from kvd_client._errors import DETAILS_KEY, from_rpc_error
 
 MAX_DEVICES = 64  # asked at once, a thread each; far beyond one machine's
-LEFT_BY_A_DAEMON = (GRPC_SOCKET, ATTACH_SOCKET, "lock")  # a clean stop leaves none of them
+LEFT_BY_A_DAEMON = (GRPC_SOCKET, ATTACH_SOCKET, LOCK_FILE)  # a clean stop leaves none of them
 START_HINT = "start one with: kvd --host-memory 2GiB"
 
 T = TypeVar("T")
@@ -115,7 +116,8 @@ def find_fleet(run_dir: str | None, device: str | None, timeout_s: float) -> Fle
 
     Raises DeviceUnavailableError if there is none.
     """
-    base = Path(run_dir or os.environ.get("KVD_ENDPOINT") or default_run_dir()).absolute()
+    named = run_dir or os.environ.get("KVD_ENDPOINT") or default_run_dir(os.environ, os.geteuid())
+    base = Path(named).absolute()
     found = [base] if _holds_device(base) else _device_folders(base)
     if not found:
         raise DeviceUnavailableError(f"no kvd at {base}; {START_HINT}, or name its --run-dir")

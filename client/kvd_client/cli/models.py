@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvd.errors import InvalidArgumentError
+from kvd.spec import KV_LAYER_TYPES
 
 MAX_CONFIG_BYTES = 4 << 20  # the largest published config.json is far below; guards against weights
 
@@ -14,7 +15,6 @@ LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 QUERY_HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads")
 KV_HEAD_KEYS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
-KV_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kvd.errors import InvalidArgumentError
+from kvd.limits import NULL_BLOCKS, scratch_reserve
 from kvd.policy import H2O, Dense, Dual, Keep, Policy, SnapKV, Span, Streaming
 from kvd.spec import KVSpec
 
 MAX_SESSIONS = 1 << 30  # far beyond any node; a typing mistake
-NULL_BLOCKS = 1  # block 0 of every pool is never leased
-RESERVED_BLOCKS = 16  # a pool keeps min(16, blocks // 32) for scratch, so that a full one can be compressed
+
 
 POLICY_KINDS: dict[str, type[Policy]] = {
     "dense": Dense,
@@ -68,7 +68,7 @@ class Memory:
     def leasable_blocks(self, spec: KVSpec) -> int:
         """Blocks of one pool that fills a device, less the null block and the scratch reserve."""
         blocks = self.device_bytes // self.device_spec(spec).block_bytes - NULL_BLOCKS
-        return max(0, blocks - min(RESERVED_BLOCKS, blocks // 32))
+        return max(0, blocks - scratch_reserve(blocks))
 
 
 @dataclass(frozen=True)

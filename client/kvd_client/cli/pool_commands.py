@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from kvd.convert import spec_to_proto
 from kvd.errors import InvalidArgumentError, KvdError, PoolNotFoundError
+from kvd.limits import NULL_BLOCKS
 from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client.cli import records, status_page
 from kvd_client.cli.fleet import Answers, Fleet, find_fleet
 from kvd_client.cli.models import load_model
 from kvd_client.cli.output import Document, Output, complain
-from kvd_client.cli.plan import NULL_BLOCKS
 from kvd_client.cli.plan_command import plan_spec
 from kvd_client.cli.screen import Screen, Table
 from kvd_client.cli.sizes import show_bytes

@@ -9,8 +9,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from kvd.convert import spec_from_proto
 from kvd.errors import KvdError
+from kvd.limits import NULL_BLOCKS
 from kvd.v1 import kvd_pb2 as pb
-from kvd_client.cli.plan import NULL_BLOCKS
 
 UNREACHABLE = "unreachable"  # kvctl's own word: the device did not answer
 

@@ -16,12 +16,13 @@ from kvd.errors import (
     PoolMismatchError,
     PoolNotFoundError,
 )
+from kvd.limits import MAX_POOL_NAME_CHARS
 from kvd.policy import Policy
 from kvd.spec import KVSpec
 
 from . import compressing, ending, granting, invariants, jobs, observing, renewing, scrubbing, sealing
 from .lease import Lease
-from .limits import MAX_NAME_CHARS, Limits
+from .limits import Limits
 from .pool import Pool
 from .registry import Registry
 from .results import (
@@ -72,9 +73,9 @@ class Device:
         return pool, True
 
     def _check_new_pool(self, name: str, spec: KVSpec, blocks: int) -> None:
-        if len(name) > MAX_NAME_CHARS or not _POOL_NAME.fullmatch(name):
+        if len(name) > MAX_POOL_NAME_CHARS or not _POOL_NAME.fullmatch(name):
             raise InvalidArgumentError(
-                f"pool name {name[:40]!r}; 1 to {MAX_NAME_CHARS} of [A-Za-z0-9._-] needed"
+                f"pool name {name[:40]!r}; 1 to {MAX_POOL_NAME_CHARS} of [A-Za-z0-9._-] needed"
             )
         if blocks == 0:
             raise PoolNotFoundError(f"no pool {name!r}; say how many blocks to create it")

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvd.errors import InvalidArgumentError, LimitExceededError
+from kvd.limits import HASH_BYTES
 from kvd.policy import Dense, Streaming
 
 from .free_runs import IntArray
 from .lease import BlockTable, Lease, Standing
-from .limits import HASH_BYTES
 from .pool import Need, Pool
 from .registry import Registry, check_hashes, check_tokens, commit, distinct
 from .results import Change, Extended, Granted, LeaseWish, Progress

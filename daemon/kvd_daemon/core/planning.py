@@ -8,10 +8,10 @@ from kvd.errors import (
     LimitExceededError,
     PoolExhaustedError,
 )
+from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.policy import H2O, Policy, SnapKV, Span, Streaming
 
 from .lease import Lease, Target
-from .limits import MAX_TOKENS_PER_LEASE
 from .pool import Need, Pool
 from .registry import Registry, refuse_unless_active
 from .results import Progress, QueryShape

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvd.errors import PoolExhaustedError
+from kvd.limits import scratch_reserve
 from kvd.spec import KVSpec
 
 from .blocks import BlockCounts, Blocks, BlockSet, BlockState
 from .free_runs import FreeRuns, IntArray, ids_of, runs_of
-from .limits import MAX_SCRATCH_RESERVE, RESERVE_DIVISOR
 from .prefix import Node, PrefixIndex
 
 FREE, LEASED, SEALED, CACHED = BlockState.FREE, BlockState.LEASED, BlockState.SEALED, BlockState.CACHED
@@ -43,7 +43,7 @@ class Pool:
         self.name = name
         self.pool_id = pool_id
         self.spec = spec
-        self.reserve = min(MAX_SCRATCH_RESERVE, leasable // RESERVE_DIVISOR)
+        self.reserve = scratch_reserve(leasable)
         self.totals = PoolTotals()
         self.leases: set[int] = set()
         self.blocks = Blocks(leasable + 1)

@@ -17,9 +17,10 @@ from kvd.errors import (
     SessionNotFoundError,
     StaleGenerationError,
 )
+from kvd.limits import MAX_TOKENS_PER_LEASE
 
 from .lease import Lease, LeaseState
-from .limits import MAX_POSITION, MAX_TENANTS, MAX_TOKENS_PER_LEASE, Limits
+from .limits import MAX_POSITION, MAX_TENANTS, Limits
 from .pool import Pool
 from .results import Progress
 from .session import Session, SessionState

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvd.errors import BlockInUseError, BlockNotHeldError, InvalidArgumentError
+from kvd.limits import HASH_BYTES
 
 from .blocks import NULL_BLOCK, BlockState
 from .free_runs import IntArray
 from .lease import BlockTable, Lease
-from .limits import HASH_BYTES
 from .pool import Pool
 from .prefix import ROOT, Node
 from .registry import Registry, check_hashes, commit

@@ -13,7 +13,7 @@ from kvd.errors import (
     PoolExhaustedError,
 )
 from kvd.policy import Policy
-from kvd.spec import DTYPE_BYTES
+from kvd.spec import DTYPE_BYTES, QUERY_DTYPES
 from kvd_daemon.core import Compressed, CompressPlan, Device, Lease, Progress, Unchanged
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError
 from kvd_daemon.kernel.messages import Done, FloatArray
@@ -22,7 +22,6 @@ from .exhaustion import Exhaustion
 from .kernel_jobs import ROPE_STYLES, GivenQueries, GivenRope, compress_job, observe_job
 from .sessions import OpenSession
 
-QUERY_DTYPES = ("float32", "float16", "bfloat16")
 LSE_BYTES = 4  # float32
 RETRY_AFTER_NS = 500_000_000  # ns; until another kernel worker is there
 

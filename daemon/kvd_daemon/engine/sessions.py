@@ -15,6 +15,7 @@ from kvd.errors import (
     SessionExpiredError,
     SessionNotFoundError,
 )
+from kvd.limits import MAX_CLIENT_NAME_CHARS
 from kvd_daemon.core import Device, Progress, Session, SessionIdentity, SessionState
 
 from .events import Ended, Event, Renewed
@@ -24,7 +25,7 @@ from .tickets import Tickets
 
 TOKEN_BYTES = 32  # 256 bits
 SESSION_ID_BYTES = 6  # for people; unique enough for 4,096 sessions, and checked
-MAX_CLIENT_NAME_CHARS = 256  # characters; it is shown in lists
+
 MAX_OUTBOX_EVENTS = 1024  # per stream; a worker that reads none of them is cut off
 LOG = logging.getLogger("kvd.sessions")
 

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from kvd.convert import policy_from_proto
 from kvd.errors import DeviceUnavailableError, InvalidArgumentError, LimitExceededError
+from kvd.limits import MAX_ITEMS_PER_CALL
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
 from kvd_daemon.core import Change
-from kvd_daemon.core.limits import MAX_ITEMS_PER_CALL
 from kvd_daemon.engine.health import HealthState
 from kvd_daemon.engine.leases import Decided
 from kvd_daemon.engine.sessions import OpenSession
