@@ -50,6 +50,11 @@ class AnyOrderOfEvents(SessionRules, LeaseRules, JobRules, ReturnRules):
         assert found.generation == lease.generation
         assert found.sealed_blocks == lease.sealed
         assert (found.compressed_length, found.observed_length) == (lease.compressed, lease.observed)
+        shown = int(self.device.fences.words[found.fence_slot])
+        if lease.state == "active":
+            assert shown == lease.lease_id << 24 | lease.generation
+        elif not lease.busy or lease.ending:
+            assert shown == 0
 
     def every_block_is_in_one_state(self) -> None:
         for name, pool in self.world.pools.items():

@@ -47,6 +47,7 @@ def begin_compress(
         return Unchanged(lease)
     destination, foreign = _take_destination(registry, lease, target)
     lease.job = Compacting(target, destination, lend(registry, lease, queries))
+    registry.fences.show(lease)
     return CompressPlan(
         lease=lease,
         policy=target.policy,

@@ -21,6 +21,7 @@ from kvd.policy import Policy
 from kvd.spec import KVSpec
 
 from . import compressing, ending, granting, invariants, jobs, observing, renewing, scrubbing, sealing
+from .fences import Fences
 from .lease import Lease
 from .limits import Limits
 from .pool import Pool
@@ -54,6 +55,7 @@ class Device:
         self.pools: dict[str, Pool] = self._registry.pools
         self.sessions: dict[str, Session] = self._registry.sessions
         self.leases: dict[int, Lease] = self._registry.leases
+        self.fences: Fences = self._registry.fences
 
     @property
     def memory_used_bytes(self) -> int:

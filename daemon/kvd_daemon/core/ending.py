@@ -37,6 +37,7 @@ def end_session(registry: Registry, session: Session) -> Reclaimed:
     busy = [lease for lease in leases if lease.job is not None]
     for lease in busy:
         lease.ending = Ending.RECLAIM
+        registry.fences.show(lease)
     idle = [lease for lease in leases if lease.job is None]
     return Reclaimed(idle, sum(reclaim(registry, lease) for lease in idle), busy)
 
@@ -50,6 +51,7 @@ def expire(registry: Registry, now_ns: int) -> list[Lease]:
         session.state = SessionState.EXPIRED
         for lease in session.leases.values():
             lease.ending = Ending.EXPIRE
+            registry.fences.show(lease)
             settle(registry, lease)
             expired.append(lease)
     return expired
@@ -87,6 +89,7 @@ def reclaim(registry: Registry, lease: Lease) -> int:
     if lease.blocks:
         pool.give_back(lease.table, source)
     del registry.leases[lease.lease_id]
+    registry.fences.give(lease.fence_slot)
     pool.leases.discard(lease.lease_id)
     session = registry.sessions.get(lease.session_id)
     if session is not None:
@@ -99,6 +102,7 @@ def _fence(registry: Registry, lease: Lease, fate: LeaseState) -> None:
     _drop(registry, lease, lease.sealed_blocks)
     registry.pool_of(lease).quarantine(lease.table)
     lease.fate = fate
+    registry.fences.show(lease)
 
 
 def _drop(registry: Registry, lease: Lease, sealed_count: int) -> None:

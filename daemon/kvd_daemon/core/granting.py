@@ -56,6 +56,7 @@ def grant(
 
 def _check_lease_limits(registry: Registry, session: Session, wishes: Sequence[LeaseWish]) -> None:
     registry.at_most(wishes, registry.limits.items_per_call, "leases")
+    registry.fences.require(len(wishes))
     count = len(session.leases) + len(wishes)
     if count > registry.limits.leases_per_session:
         raise LimitExceededError(
@@ -95,7 +96,9 @@ def _admit(registry: Registry, session: Session, pool: Pool, entry: _Entry, now_
         length=length,
         position=length,
         sealed_blocks=entry.shared.size,
+        fence_slot=registry.fences.take(),
     )
+    registry.fences.show(lease)
     registry.leases[lease.lease_id] = session.leases[lease.lease_id] = lease
     pool.leases.add(lease.lease_id)
     return lease
@@ -135,7 +138,7 @@ def extend(registry: Registry, session: Session, items: Sequence[tuple[Progress,
         lease = growth.lease
         before[lease.lease_id] = Standing(lease.table, lease.generation, lease.length, lease.position)
         foreign[lease.lease_id] = _append(registry.pool_of(lease), lease, growth.new_blocks, tenant)
-        changes.append(_carry_out(registry.pool_of(lease), growth))
+        changes.append(_carry_out(registry, growth))
     return Extended(changes, begin_scrub([growth.lease for growth in growths], foreign, before))
 
 
@@ -158,7 +161,7 @@ def _needs(registry: Registry, growths: list[_Growth]) -> list[tuple[Pool, Need]
     return [(registry.pools[name], need) for name, need in needs.items()]
 
 
-def _carry_out(pool: Pool, growth: _Growth) -> Change:
+def _carry_out(registry: Registry, growth: _Growth) -> Change:
     lease, recycling = growth.lease, growth.recycling
     kept_blocks = len(lease.blocks) - growth.new_blocks
     commit(lease, growth.progress)
@@ -166,8 +169,9 @@ def _carry_out(pool: Pool, growth: _Growth) -> Change:
         kept_blocks = lease.sink_block_count
         table, ring = lease.table, lease.table[kept_blocks:]
         lease.blocks = BlockTable(np.concatenate((table[:kept_blocks], np.roll(ring, -recycling.blocks))))
-        pool.blocks.reassign(ring[: recycling.blocks])
+        registry.pool_of(lease).blocks.reassign(ring[: recycling.blocks])
         lease.generation += 1
+        registry.fences.show(lease)
     lease.length = recycling.length
     lease.position += recycling.skipped
     return Change(lease, kept_blocks, recycling.skip_after)

@@ -32,8 +32,16 @@ def check(registry: Registry, memory_bytes: int) -> None:
         _check_states(pool, leases)
         _check_free(pool)
         _check_prefixes(pool)
+    _check_fences(registry)
     listed = sum(len(pool.leases) for pool in registry.pools.values())
     _hold(listed == len(registry.leases), "every lease is listed by its pool, once")
+
+
+def _check_fences(registry: Registry) -> None:
+    slots = {lease.fence_slot: lease.fence for lease in registry.leases.values()}
+    _hold(len(slots) == len(registry.leases), "two leases have one fence")
+    expected = {slot: word for slot, word in slots.items() if word}
+    _hold(registry.fences.shown() == expected, "the fences show what no lease is")
 
 
 def _hold(condition: bool, what: str) -> None:

@@ -46,6 +46,7 @@ def abort(registry: Registry, lease_id: int, lost: bool) -> Lease:
 
 def end_job(registry: Registry, lease: Lease, scratch_lease_id: int | None) -> None:
     lease.job = None
+    registry.fences.show(lease)
     settle(registry, lease)
     if scratch_lease_id is not None:
         scratch = registry.leases[scratch_lease_id]

@@ -9,6 +9,7 @@ from kvd.policy import Policy, Streaming
 
 from .free_runs import IntArray
 
+FENCE_GENERATION_BITS = 24  # bits of a fence's word; the lease's id has the other 40
 FIRST_CAPACITY = 4  # blocks; most leases begin with a prompt of some blocks
 
 
@@ -147,10 +148,19 @@ class Lease:
     fate: LeaseState = LeaseState.ACTIVE
     job: Job | None = None
     ending: Ending | None = None
+    fence_slot: int = 0
 
     @property
     def state(self) -> LeaseState:
         return LeaseState.COMPRESSING if self.job is not None else self.fate
+
+    @property
+    def fence(self) -> int:
+        """What its fence shows: 0, or by which id and generation its table may be used."""
+        moving = isinstance(self.job, Compacting) and self.job.target.in_place
+        if moving or self.ending is not None or self.fate is not LeaseState.ACTIVE:
+            return 0
+        return self.lease_id << FENCE_GENERATION_BITS | self.generation & (1 << FENCE_GENERATION_BITS) - 1
 
     @property
     def table(self) -> IntArray:

@@ -22,6 +22,7 @@ class Limits:
     pools: int = MAX_POOLS
     blocks_per_pool: int = MAX_BLOCKS_PER_POOL
     sessions: int = MAX_SESSIONS
+    leases: int = MAX_LEASES
     leases_per_session: int = MAX_LEASES_PER_SESSION
     items_per_call: int = MAX_ITEMS_PER_CALL
     hashes_per_call: int = MAX_HASHES_PER_CALL

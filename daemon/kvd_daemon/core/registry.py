@@ -19,6 +19,7 @@ from kvd.errors import (
 )
 from kvd.limits import MAX_TOKENS_PER_LEASE
 
+from .fences import Fences
 from .lease import Lease, LeaseState
 from .limits import MAX_POSITION, MAX_TENANTS, Limits
 from .pool import Pool
@@ -36,6 +37,7 @@ class Registry:
         self.leases: dict[int, Lease] = {}
         self.tenants: dict[str, int] = {}
         self.last_lease_id = 0
+        self.fences = Fences(limits.leases + 1)
 
     def pool(self, name: str) -> Pool:
         if name not in self.pools:

@@ -45,6 +45,7 @@ def scrub_failed(registry: Registry, lease_ids: Sequence[int]) -> None:
             reclaim(registry, lease)
         else:
             _undo(registry.pool_of(lease), lease, job.before)
+            registry.fences.show(lease)
             settle(registry, lease)
 
 

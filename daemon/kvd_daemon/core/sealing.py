@@ -41,7 +41,7 @@ def seal(registry: Registry, session: Session, progress: Progress, hashes: Seque
             raise InvalidArgumentError(f"block {index} of the table was sealed under another hash")
     seals = _plan(pool, lease, [Node(tenant, mine, parent) for parent, mine in _chain(hashes)])
     commit(lease, progress)
-    return _carry_out(pool, lease, seals)
+    return _carry_out(registry, lease, seals)
 
 
 def _chain(hashes: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
@@ -77,7 +77,8 @@ def _plan(pool: Pool, lease: Lease, nodes: list[Node]) -> _Seals:
     return seals
 
 
-def _carry_out(pool: Pool, lease: Lease, seals: _Seals) -> Change:
+def _carry_out(registry: Registry, lease: Lease, seals: _Seals) -> Change:
+    pool = registry.pool_of(lease)
     kept_blocks = len(lease.blocks)
     pool.seal(lease.table[seals.fresh], seals.nodes)
     if seals.swapped:
@@ -88,6 +89,7 @@ def _carry_out(pool: Pool, lease: Lease, seals: _Seals) -> Change:
         pool.give_back(own, BlockState.LEASED)
         lease.blocks = BlockTable(table)
         lease.generation += 1
+        registry.fences.show(lease)
     lease.sealed_blocks += len(seals.fresh) + len(seals.swapped)
     return Change(lease, kept_blocks)
 
