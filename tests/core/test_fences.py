@@ -27,8 +27,9 @@ def test_a_fence_tells_lease_and_generation_as_long_as_the_table_may_be_used() -
     desk = Desk()
     ring = desk.lease(0, Streaming(sinks=4, window=28))
     assert shown(desk.device, ring) == word(ring)
-    desk.device.extend("ann", [(Progress(ring.lease_id, 1, 0, 0), 48)], 0)
-    desk.device.extend("ann", [(Progress(ring.lease_id, 1, 48, 48), 16)], 0)
+    full = ring.capacity
+    desk.device.extend("ann", [(Progress(ring.lease_id, 1, 0, 0), full)], 0)
+    desk.device.extend("ann", [(Progress(ring.lease_id, 1, full, full), 16)], 0)
     assert ring.generation == 2
     assert shown(desk.device, ring) == word(ring)
 
