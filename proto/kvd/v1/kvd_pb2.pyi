@@ -860,6 +860,7 @@ class LeaseRequest(google.protobuf.message.Message):
     ITEMS_FIELD_NUMBER: builtins.int
     SCRATCH_FIELD_NUMBER: builtins.int
     MAX_WAIT_FIELD_NUMBER: builtins.int
+    POOL_ID_FIELD_NUMBER: builtins.int
     session_token: builtins.bytes
     """Secret of the session."""
     request_id: builtins.str
@@ -868,6 +869,8 @@ class LeaseRequest(google.protobuf.message.Message):
     """Pool name."""
     scratch: builtins.bool
     """True for scratch (queries on their way to the kernel worker): may use the pool's reserve."""
+    pool_id: builtins.str
+    """Which pool of that name the worker has mapped: POOL_NOT_FOUND if it is another one by now. Empty: any."""
     @property
     def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LeaseItem]:
         """Sequences, at most 1,024."""
@@ -885,9 +888,10 @@ class LeaseRequest(google.protobuf.message.Message):
         items: collections.abc.Iterable[Global___LeaseItem] | None = ...,
         scratch: builtins.bool = ...,
         max_wait: google.protobuf.duration_pb2.Duration | None = ...,
+        pool_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["max_wait", b"max_wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["items", b"items", "max_wait", b"max_wait", "pool", b"pool", "request_id", b"request_id", "scratch", b"scratch", "session_token", b"session_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["items", b"items", "max_wait", b"max_wait", "pool", b"pool", "pool_id", b"pool_id", "request_id", b"request_id", "scratch", b"scratch", "session_token", b"session_token"]) -> None: ...
 
 Global___LeaseRequest: typing_extensions.TypeAlias = LeaseRequest
 
