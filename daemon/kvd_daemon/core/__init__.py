@@ -7,6 +7,7 @@ from .invariants import InvariantError
 from .lease import Lease, LeaseState
 from .limits import Limits
 from .pool import Pool
+from .quotas import UNLIMITED, Need, Quota
 from .results import (
     Change,
     Compressed,
@@ -24,6 +25,7 @@ from .results import (
 from .session import Session, SessionIdentity, SessionState
 
 __all__ = [
+    "UNLIMITED",
     "BlockCounts",
     "BlockState",
     "Change",
@@ -37,10 +39,12 @@ __all__ = [
     "LeaseState",
     "LeaseWish",
     "Limits",
+    "Need",
     "ObservePlan",
     "Pool",
     "Progress",
     "QueryShape",
+    "Quota",
     "Reclaimed",
     "Revoked",
     "Session",

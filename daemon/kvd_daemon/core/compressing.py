@@ -41,7 +41,7 @@ def begin_compress(
             raise InvalidArgumentError("a streaming lease prunes itself; lease with another policy instead")
         target = None
     else:
-        target = choose(registry.pool_of(lease), lease, policy, progress, queries)
+        target = choose(registry, lease, policy, progress, queries)
     commit(lease, progress)
     if target is None:
         return Unchanged(lease)
@@ -78,7 +78,7 @@ def finish_compress(registry: Registry, lease_id: int, kept: int | Sequence[int]
     pool = registry.pool_of(lease)
     before, blocks_before = lease.length, len(lease.blocks)
     if job.target.by_block:
-        _keep_blocks(pool, lease, _checked_indices(lease, job, kept))
+        _keep_blocks(registry, lease, _checked_indices(lease, job, kept))
     else:
         if kept != job.target.tokens:
             raise InvalidArgumentError(f"{kept} tokens kept, {job.target.tokens} were to be")
@@ -106,32 +106,34 @@ def finish_compress(registry: Registry, lease_id: int, kept: int | Sequence[int]
 def _keep_tokens(registry: Registry, pool: Pool, lease: Lease, job: Compacting) -> None:
     if job.target.in_place:
         pool.blocks.reassign(job.destination)
-        pool.give_back(lease.table[job.destination.size :], BlockState.LEASED)
+        leaving = lease.table[job.destination.size :]
+        pool.give_back(leaving, BlockState.LEASED, registry.tenants[lease.tenant])
     else:
         pool.blocks.cleaned(job.destination, registry.tenants[lease.tenant])
-        _let_go(pool, lease, np.ones(len(lease.blocks), bool))
+        _let_go(registry, lease, np.ones(len(lease.blocks), bool))
     lease.blocks = BlockTable(job.destination)
     lease.length = job.target.tokens
 
 
-def _keep_blocks(pool: Pool, lease: Lease, kept: IntArray) -> None:
+def _keep_blocks(registry: Registry, lease: Lease, kept: IntArray) -> None:
     leaving = np.ones(len(lease.blocks), bool)
     leaving[kept] = False
     table, sealed_kept = lease.table[kept], int(np.count_nonzero(kept < lease.sealed_blocks))
     lacking = lease.used_blocks * lease.block_size - lease.length
-    _let_go(pool, lease, leaving)
+    _let_go(registry, lease, leaving)
     lease.blocks, lease.sealed_blocks = BlockTable(table), sealed_kept
     lease.length = kept.size * lease.block_size - lacking
 
 
-def _let_go(pool: Pool, lease: Lease, leaving: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> None:
+def _let_go(registry: Registry, lease: Lease, leaving: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> None:
     """Own blocks become free, shared ones lose a holder. The caller sets the new table."""
+    pool = registry.pool_of(lease)
     sealed = lease.sealed[leaving[: lease.sealed_blocks]]
     own = lease.writable[leaving[lease.sealed_blocks :]]
     if sealed.size:
         pool.unshare(sealed)
     if own.size:
-        pool.give_back(own, BlockState.LEASED)
+        pool.give_back(own, BlockState.LEASED, registry.tenants[lease.tenant])
     lease.sealed_blocks = 0
 
 

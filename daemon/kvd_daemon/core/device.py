@@ -6,7 +6,7 @@ kernel worker, tell a worker) is in the answer.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvd.errors import (
     DeviceFullError,
@@ -20,11 +20,12 @@ from kvd.limits import MAX_POOL_NAME_CHARS
 from kvd.policy import Policy
 from kvd.spec import KVSpec
 
-from . import compressing, ending, granting, invariants, jobs, observing, renewing, scrubbing, sealing
+from . import compressing, ending, granting, invariants, jobs, observing, quotas, renewing, scrubbing, sealing
 from .fences import Fences
 from .lease import Lease
 from .limits import Limits
 from .pool import Pool
+from .quotas import Need, Quota, Quotas
 from .registry import Registry
 from .results import (
     Change,
@@ -56,6 +57,8 @@ class Device:
         self.sessions: dict[str, Session] = self._registry.sessions
         self.leases: dict[int, Lease] = self._registry.leases
         self.fences: Fences = self._registry.fences
+        self.quotas: Quotas = self._registry.quotas
+        self.tenants: dict[str, int] = self._registry.tenants
 
     @property
     def memory_used_bytes(self) -> int:
@@ -71,7 +74,7 @@ class Device:
         if name in self.pools:
             return _same_spec(self.pools[name], spec), False
         self._check_new_pool(name, spec, blocks)
-        pool = self.pools[name] = Pool(name, pool_id, spec, blocks)
+        pool = self.pools[name] = Pool(name, pool_id, spec, blocks, self._registry.quotas)
         return pool, True
 
     def _check_new_pool(self, name: str, spec: KVSpec, blocks: int) -> None:
@@ -101,12 +104,19 @@ class Device:
             raise PoolInUseError(f"pool {name} has {len(pool.leases)} leases; release them first")
         return self.pools.pop(name)
 
+    def set_quotas(self, own: Mapping[str, Quota], default: Quota) -> None:
+        """What tenants may hold from now on: those named, and all others. Nobody loses what was granted.
+
+        Raises InvalidArgumentError if `default` guarantees blocks, LimitExceededError.
+        """
+        quotas.set_quotas(self._registry, own, default)
+
     def open_session(self, identity: SessionIdentity, ttl_ns: int, now_ns: int) -> Session:
         """A session that expires at `now_ns + ttl_ns` unless it is renewed. Raises LimitExceededError."""
         assert identity.session_id not in self.sessions, "session ids are unique"
         if len(self.sessions) >= self.limits.sessions:
             raise LimitExceededError(f"{self.limits.sessions} sessions are the limit; close one")
-        self._registry.add_tenant(identity.tenant)
+        self._registry.add_tenants([identity.tenant])
         session = self.sessions[identity.session_id] = Session(identity, ttl_ns, now_ns, now_ns)
         return session
 
@@ -154,6 +164,18 @@ class Device:
         thinks.
         """
         return granting.extend(self._registry, self._registry.live_session(session_id, now_ns), items)
+
+    def need_of_lease(self, session_id: str, pool: str, wishes: Sequence[LeaseWish], now_ns: int) -> Need:
+        """What `lease` would take now; changes nothing. Raises what it does, except that blocks are short."""
+        session = self._registry.live_session(session_id, now_ns)
+        return granting.need_of_lease(self._registry, session, self._registry.pool(pool), wishes)
+
+    def needs_of_extend(
+        self, session_id: str, items: Sequence[tuple[Progress, int]], now_ns: int
+    ) -> list[tuple[Pool, Need]]:
+        """What `extend` would take now, by pool, as `need_of_lease`."""
+        session = self._registry.live_session(session_id, now_ns)
+        return granting.needs_of_extend(self._registry, session, items)
 
     def scrubbed(self, lease_ids: Sequence[int]) -> None:
         """The `scrub` runs of the call that made or grew these leases hold zeros now."""

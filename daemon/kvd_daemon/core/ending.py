@@ -87,7 +87,7 @@ def reclaim(registry: Registry, lease: Lease) -> int:
     source = BlockState.QUARANTINED if lease.fate in QUARANTINED_FATES else BlockState.LEASED
     _drop(registry, lease, lease.sealed_blocks)
     if lease.blocks:
-        pool.give_back(lease.table, source)
+        pool.give_back(lease.table, source, registry.tenants[lease.tenant])
     del registry.leases[lease.lease_id]
     registry.fences.give(lease.fence_slot)
     pool.leases.discard(lease.lease_id)

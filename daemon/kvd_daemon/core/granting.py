@@ -9,9 +9,11 @@ from kvd.errors import InvalidArgumentError, LimitExceededError
 from kvd.limits import HASH_BYTES
 from kvd.policy import Dense, Streaming
 
+from . import quotas
 from .free_runs import IntArray
 from .lease import BlockTable, Lease, Standing
-from .pool import Need, Pool
+from .pool import Pool
+from .quotas import Need
 from .registry import Registry, check_hashes, check_tokens, commit, distinct
 from .results import Change, Extended, Granted, LeaseWish, Progress
 from .scrubbing import begin_scrub
@@ -34,17 +36,9 @@ def grant(
     registry: Registry, session: Session, pool: Pool, wishes: Sequence[LeaseWish], now_ns: int
 ) -> Granted:
     """New leases, or an error and none."""
-    _check_lease_limits(registry, session, wishes)
+    entries, need = _entries(registry, session, pool, wishes)
+    quotas.require(registry, session.tenant, [(pool, need)])
     tenant = registry.tenants[session.tenant]
-    entries = [_entry(registry, pool, tenant, wish) for wish in wishes]
-    shared = {block_id for entry in entries for block_id in entry.shared.tolist()}
-    pool.require(
-        Need(
-            ordinary=sum(entry.own_count for entry in entries if not entry.wish.scratch),
-            scratch=sum(entry.own_count for entry in entries if entry.wish.scratch),
-            woken=sum(1 for block_id in shared if pool.blocks.holders[block_id] == 0),
-        )
-    )
     for entry in entries:  # all of them before any block is granted, or granting might evict one
         if entry.shared.size:
             pool.share(entry.shared)
@@ -52,6 +46,26 @@ def grant(
     foreign = {lease.lease_id: _append(pool, lease, entry.own_count, tenant) for lease, entry in fresh}
     leases = [lease for lease, _ in fresh]
     return Granted(leases, begin_scrub(leases, foreign, {}))
+
+
+def need_of_lease(registry: Registry, session: Session, pool: Pool, wishes: Sequence[LeaseWish]) -> Need:
+    """What `grant` would take. Raises what it raises, except that blocks are short."""
+    return _entries(registry, session, pool, wishes)[1]
+
+
+def _entries(
+    registry: Registry, session: Session, pool: Pool, wishes: Sequence[LeaseWish]
+) -> tuple[list[_Entry], Need]:
+    _check_lease_limits(registry, session, wishes)
+    tenant = registry.tenants[session.tenant]
+    entries = [_entry(registry, pool, tenant, wish) for wish in wishes]
+    shared = {block_id for entry in entries for block_id in entry.shared.tolist()}
+    need = Need(
+        ordinary=sum(entry.own_count for entry in entries if not entry.wish.scratch),
+        scratch=sum(entry.own_count for entry in entries if entry.wish.scratch),
+        woken=sum(1 for block_id in shared if pool.blocks.holders[block_id] == 0),
+    )
+    return entries, need
 
 
 def _check_lease_limits(registry: Registry, session: Session, wishes: Sequence[LeaseWish]) -> None:
@@ -125,11 +139,8 @@ class _Growth:
 
 def extend(registry: Registry, session: Session, items: Sequence[tuple[Progress, int]]) -> Extended:
     """Room for more tokens in each lease, or an error and no change. All leases lie in one device."""
-    registry.at_most(items, registry.limits.items_per_call, "leases")
-    distinct(progress.lease_id for progress, _ in items)
-    growths = [_growth(registry, session, progress, tokens) for progress, tokens in items]
-    for pool, need in _needs(registry, growths):
-        pool.require(need)
+    growths = _growths(registry, session, items)
+    quotas.require(registry, session.tenant, _needs(registry, growths))
     tenant = registry.tenants[session.tenant]
     before: dict[int, Standing] = {}
     foreign: dict[int, IntArray] = {}
@@ -140,6 +151,19 @@ def extend(registry: Registry, session: Session, items: Sequence[tuple[Progress,
         foreign[lease.lease_id] = _append(registry.pool_of(lease), lease, growth.new_blocks, tenant)
         changes.append(_carry_out(registry, growth))
     return Extended(changes, begin_scrub([growth.lease for growth in growths], foreign, before))
+
+
+def needs_of_extend(
+    registry: Registry, session: Session, items: Sequence[tuple[Progress, int]]
+) -> list[tuple[Pool, Need]]:
+    """What `extend` would take, by pool. Raises what it raises, except that blocks are short."""
+    return _needs(registry, _growths(registry, session, items))
+
+
+def _growths(registry: Registry, session: Session, items: Sequence[tuple[Progress, int]]) -> list[_Growth]:
+    registry.at_most(items, registry.limits.items_per_call, "leases")
+    distinct(progress.lease_id for progress, _ in items)
+    return [_growth(registry, session, progress, tokens) for progress, tokens in items]
 
 
 def _growth(registry: Registry, session: Session, progress: Progress, tokens: int) -> _Growth:

@@ -32,9 +32,30 @@ def check(registry: Registry, memory_bytes: int) -> None:
         _check_states(pool, leases)
         _check_free(pool)
         _check_prefixes(pool)
+        _check_holdings(registry, pool, leases)
     _check_fences(registry)
+    _check_totals(registry)
     listed = sum(len(pool.leases) for pool in registry.pools.values())
     _hold(listed == len(registry.leases), "every lease is listed by its pool, once")
+
+
+def _check_holdings(registry: Registry, pool: Pool, leases: list[Lease]) -> None:
+    """What tenants hold follows from their leases and from the sealed blocks that have holders."""
+    held: Counter[int] = Counter()
+    for lease in leases:
+        held[registry.tenants[lease.tenant]] += len(_own_blocks(lease))
+    for block_id, node in pool.prefixes.nodes():
+        held[node.tenant] += int(pool.blocks.holders[block_id] > 0)
+    _hold(pool.holdings.held == +held, f"pool {pool.name}: tenants hold {held}, not {pool.holdings.held}")
+    owed = pool.holdings.recounted_owed()
+    _hold(pool.holdings.owed_blocks == owed, f"pool {pool.name}: {owed} blocks are owed to guarantees")
+
+
+def _check_totals(registry: Registry) -> None:
+    held: Counter[int] = Counter()
+    for pool in registry.pools.values():
+        held.update(pool.holdings.held)
+    _hold(registry.quotas.held == dict(held), f"tenants hold {dict(held)}, not {registry.quotas.held}")
 
 
 def _check_fences(registry: Registry) -> None:

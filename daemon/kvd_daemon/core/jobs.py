@@ -33,7 +33,8 @@ def abort(registry: Registry, lease_id: int, lost: bool) -> Lease:
     assert isinstance(job, Compacting | Observing), f"lease {lease_id} has no job to abort"
     if isinstance(job, Compacting):
         if job.destination.size and not job.target.in_place:
-            registry.pool_of(lease).give_back(job.destination, BlockState.LEASED)
+            tenant = registry.tenants[lease.tenant]
+            registry.pool_of(lease).give_back(job.destination, BlockState.LEASED, tenant)
         if job.target.adds_scores:
             lease.observed_length = 0
         if lost:

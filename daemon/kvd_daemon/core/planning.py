@@ -12,7 +12,7 @@ from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.policy import H2O, Policy, SnapKV, Span, Streaming
 
 from .lease import Lease, Target
-from .pool import Need, Pool
+from .quotas import Need, require_room
 from .registry import Registry, refuse_unless_active
 from .results import Progress, QueryShape
 from .session import Session
@@ -45,26 +45,27 @@ def refuse_second_votes(lease: Lease, progress: Progress, queries: QueryShape) -
 
 
 def choose(
-    pool: Pool, lease: Lease, policy: Policy, progress: Progress, queries: QueryShape | None
+    registry: Registry, lease: Lease, policy: Policy, progress: Progress, queries: QueryShape | None
 ) -> Target | None:
     """What to keep and where to put it, None when the policy would keep everything.
 
     Raises when the policy lacks something, or the result would take more blocks than it frees.
     """
-    tokens = policy.target_tokens(progress.length, pool.spec.block_size)
+    spec = registry.pool_of(lease).spec
+    tokens = policy.target_tokens(progress.length, spec.block_size)
     if tokens >= progress.length:
         return None
     _check_policy(lease, policy, progress, queries)
     window = _window(policy, progress.length, queries)
     by_block = isinstance(policy, Span) and policy.granularity == "block"
-    wanted = 0 if by_block else pool.spec.blocks_for(tokens)
+    wanted = 0 if by_block else spec.blocks_for(tokens)
     return Target(
         policy=policy,
         tokens=tokens,
         window=window,
         destination_blocks=wanted,
         by_block=by_block,
-        in_place=not by_block and _fits_only_in_place(pool, lease, wanted),
+        in_place=not by_block and _fits_only_in_place(registry, lease, wanted),
         adds_scores=isinstance(policy, H2O) and queries is not None,
     )
 
@@ -98,8 +99,9 @@ def _window(policy: Policy, length: int, queries: QueryShape | None) -> int:
             return length
 
 
-def _fits_only_in_place(pool: Pool, lease: Lease, wanted: int) -> bool:
+def _fits_only_in_place(registry: Registry, lease: Lease, wanted: int) -> bool:
     """False: out of place. Shared blocks are never edited, so a sharer needs other blocks."""
+    pool, tenant, need = registry.pool_of(lease), registry.tenants[lease.tenant], Need(ordinary=wanted)
     if lease.sealed_blocks:
         alone = int(np.count_nonzero(pool.blocks.holders[lease.sealed] == 1))
         freed = len(lease.blocks) - lease.sealed_blocks + alone
@@ -110,10 +112,10 @@ def _fits_only_in_place(pool: Pool, lease: Lease, wanted: int) -> bool:
                 taken_blocks=wanted,
                 freed_blocks=freed,
             )
-        pool.require(Need(ordinary=wanted))
+        require_room(pool, tenant, need)
         return False
     try:
-        pool.require(Need(ordinary=wanted))
+        require_room(pool, tenant, need)
     except PoolExhaustedError:
         return True
     return False

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvd.errors import PoolExhaustedError
 from kvd.limits import scratch_reserve
 from kvd.spec import KVSpec
 
 from .blocks import BlockCounts, Blocks, BlockSet, BlockState
 from .free_runs import FreeRuns, IntArray, ids_of, runs_of
 from .prefix import Node, PrefixIndex
+from .quotas import Holdings, Quotas
 
 FREE, LEASED, SEALED, CACHED = BlockState.FREE, BlockState.LEASED, BlockState.SEALED, BlockState.CACHED
 
@@ -27,19 +27,10 @@ class PoolTotals:
     tokens_dropped: int = 0
 
 
-@dataclass(frozen=True)
-class Need:
-    """Blocks a call wants: for ordinary leases, for scratch leases, and cached ones it wakes up."""
-
-    ordinary: int = 0
-    scratch: int = 0
-    woken: int = 0
-
-
 class Pool:
     """`leasable` blocks and the null block."""
 
-    def __init__(self, name: str, pool_id: str, spec: KVSpec, leasable: int) -> None:
+    def __init__(self, name: str, pool_id: str, spec: KVSpec, leasable: int, quotas: Quotas) -> None:
         self.name = name
         self.pool_id = pool_id
         self.spec = spec
@@ -49,6 +40,7 @@ class Pool:
         self.blocks = Blocks(leasable + 1)
         self.free_runs = FreeRuns(1, leasable)
         self.prefixes = PrefixIndex()
+        self.holdings = Holdings(quotas, leasable - self.reserve)
 
     @property
     def blocks_total(self) -> int:
@@ -69,21 +61,6 @@ class Pool:
         """Usable blocks that only scratch leases may take."""
         return min(self.reserve, self.usable)
 
-    def require(self, need: Need) -> None:
-        """Raises PoolExhaustedError if `need` does not fit now."""
-        wanted = need.ordinary + need.scratch
-        usable = self.usable - need.woken
-        reserved = self.reserve if need.ordinary else 0
-        if wanted > usable or need.ordinary > max(0, usable - reserved):
-            raise PoolExhaustedError(
-                f"{wanted} blocks wanted in pool {self.name}, {max(0, usable - reserved)} free; "
-                "release a lease, compress one, or retry later",
-                wanted_blocks=wanted,
-                free_blocks=max(0, usable - reserved),
-                pool_blocks=self.blocks.total - 1 - reserved,
-                pool=self.name,
-            )
-
     def grant(self, count: int, tenant: int) -> tuple[IntArray, IntArray]:
         """FREE -> LEASED; answers the blocks, and those of them that hold another tenant's bytes."""
         missing = count - self.blocks.count(FREE)
@@ -93,10 +70,15 @@ class Pool:
         taken = BlockSet.of(ids_of(runs), runs)
         self.blocks.move(taken, FREE, LEASED)
         self.blocks.reassign(taken.where)
+        self.holdings.count(tenant, count)
         return taken.ids, self.blocks.claim(taken, tenant)
 
-    def give_back(self, ids: IntArray, source: BlockState) -> None:
-        """`source` (LEASED, QUARANTINED or CACHED) -> FREE."""
+    def give_back(self, ids: IntArray, source: BlockState, tenant: int) -> None:
+        """`source` (LEASED or QUARANTINED) -> FREE; `tenant` held them."""
+        self._free(ids, source)
+        self.holdings.count(tenant, -ids.size)
+
+    def _free(self, ids: IntArray, source: BlockState) -> None:
         runs = runs_of(np.sort(ids))
         self.blocks.move(BlockSet.of(ids, runs), source, FREE)
         self.free_runs.give(runs)
@@ -109,13 +91,20 @@ class Pool:
         """One more holder of sealed blocks; cached ones wake up."""
         woken = self.blocks.hold(ids)
         self.blocks.move(BlockSet(woken, woken), CACHED, SEALED)
+        self._count_sealed(woken, 1)
         self.prefixes.uncache(woken.tolist())
 
     def unshare(self, ids: IntArray) -> None:
         """One holder less of sealed blocks, given in sequence order; those without one are cached."""
         left = self.blocks.unhold(ids)
         self.blocks.move(BlockSet(left, left), SEALED, CACHED)
+        self._count_sealed(left, -1)
         self.prefixes.cache(left.tolist())
+
+    def _count_sealed(self, ids: IntArray, sign: int) -> None:
+        """Sealed blocks that found their first holder (+1) or lost their last one (-1); all of one tenant."""
+        if ids.size:
+            self.holdings.count(self.prefixes.node(int(ids[0])).tenant, sign * ids.size)
 
     def seal(self, ids: IntArray, nodes: list[Node]) -> None:
         """LEASED -> SEALED with one holder, findable by name."""
@@ -126,4 +115,4 @@ class Pool:
 
     def _evict(self, count: int) -> None:
         ids = np.array(self.prefixes.evict(count), np.int32)
-        self.give_back(ids, CACHED)
+        self._free(ids, CACHED)

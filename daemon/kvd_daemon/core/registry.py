@@ -23,6 +23,7 @@ from .fences import Fences
 from .lease import Lease, LeaseState
 from .limits import MAX_POSITION, MAX_TENANTS, Limits
 from .pool import Pool
+from .quotas import Quotas
 from .results import Progress
 from .session import Session, SessionState
 
@@ -36,6 +37,7 @@ class Registry:
         self.sessions: dict[str, Session] = {}
         self.leases: dict[int, Lease] = {}
         self.tenants: dict[str, int] = {}
+        self.quotas = Quotas()
         self.last_lease_id = 0
         self.fences = Fences(limits.leases + 1)
 
@@ -47,13 +49,12 @@ class Registry:
     def pool_of(self, lease: Lease) -> Pool:
         return self.pools[lease.pool]
 
-    def add_tenant(self, tenant: str) -> None:
-        """It gets an index from 1 on, unless it has one."""
-        if tenant not in self.tenants:
-            if len(self.tenants) >= MAX_TENANTS:
-                raise LimitExceededError(
-                    f"more than {MAX_TENANTS} tenants; restart the daemon to forget some"
-                )
+    def add_tenants(self, tenants: Sequence[str]) -> None:
+        """Each gets an index from 1 on, unless it has one; all of them or none."""
+        fresh = [tenant for tenant in tenants if tenant not in self.tenants]
+        if len(self.tenants) + len(fresh) > MAX_TENANTS:
+            raise LimitExceededError(f"more than {MAX_TENANTS} tenants; restart the daemon to forget some")
+        for tenant in fresh:
             self.tenants[tenant] = len(self.tenants) + 1
 
     def known_session(self, session_id: str) -> Session:

@@ -12,7 +12,6 @@ from .blocks import BlockState
 from .ending import reclaim, settle
 from .free_runs import IntArray, Run, runs_of
 from .lease import BlockTable, Lease, Scrubbing, Standing
-from .pool import Pool
 from .registry import Registry
 
 
@@ -44,7 +43,7 @@ def scrub_failed(registry: Registry, lease_ids: Sequence[int]) -> None:
         if job.before is None:
             reclaim(registry, lease)
         else:
-            _undo(registry.pool_of(lease), lease, job.before)
+            _undo(registry, lease, job.before)
             registry.fences.show(lease)
             settle(registry, lease)
 
@@ -59,9 +58,9 @@ def _scrubbing(registry: Registry, lease_ids: Sequence[int]) -> list[tuple[Lease
     return found
 
 
-def _undo(pool: Pool, lease: Lease, before: Standing) -> None:
+def _undo(registry: Registry, lease: Lease, before: Standing) -> None:
     added = lease.table[before.table.size :]
     if added.size:
-        pool.give_back(added, BlockState.LEASED)
+        registry.pool_of(lease).give_back(added, BlockState.LEASED, registry.tenants[lease.tenant])
     lease.blocks = BlockTable(before.table)
     lease.generation, lease.length, lease.position = before.generation, before.length, before.position

@@ -86,7 +86,7 @@ def _carry_out(registry: Registry, lease: Lease, seals: _Seals) -> Change:
         table = lease.table.copy()
         own, table[seals.swapped] = table[seals.swapped], seals.twins
         pool.share(table[seals.swapped])
-        pool.give_back(own, BlockState.LEASED)
+        pool.give_back(own, BlockState.LEASED, registry.tenants[lease.tenant])
         lease.blocks = BlockTable(table)
         lease.generation += 1
         registry.fences.show(lease)
@@ -112,7 +112,7 @@ def release_blocks(
     kept_blocks = first_unused + int(leaving.argmax())
     table = BlockTable(lease.table[:first_unused])
     table.append(unused[~leaving])
-    registry.pool_of(lease).give_back(given, BlockState.LEASED)
+    registry.pool_of(lease).give_back(given, BlockState.LEASED, registry.tenants[lease.tenant])
     lease.blocks = table
     return Change(lease, kept_blocks)
 
