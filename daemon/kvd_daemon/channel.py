@@ -5,10 +5,13 @@ descriptors, whatever becomes of the sender. Neither end ever waits for the othe
 """
 
 import array
+import fcntl
 import json
 import logging
 import os
 import socket
+import sys
+import termios
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +64,10 @@ class Channel:
 
     def close(self) -> None:
         self._connection.close()
+
+    def unread_bytes(self) -> int:
+        """Memory of what the other end has not read yet."""
+        return int.from_bytes(fcntl.ioctl(self._connection, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
     def send(self, packet: Packet) -> bool:
         """Whether the kernel has it. Not if the other end is gone, or has not read for long."""

@@ -59,6 +59,9 @@ class NoFdStore:
         assert not names, "nothing was given"
 
 
+NO_STORE = NoFdStore()
+
+
 class FdStore:
     """The daemon's end. The last daemon's descriptors were inherited; `kept_fd` is a file that names them."""
 

@@ -1,6 +1,7 @@
-"""The daemon of one device: `python -m kvd_daemon.main SETTINGS_JSON DEVICE READY_FD PARENT_PID`.
+"""The daemon of one device: `python -m kvd_daemon.main SETTINGS_JSON DEVICE PARENT_PID [CHANNEL_FD KEPT_FD]`.
 
-Writes one byte to READY_FD when it serves. Exit status 2: an operator's mistake, told on stderr.
+The last two are its supervisor's, see `channel` and `fd_store`. Exit status 2: an operator's mistake, told on
+stderr; 3: all is in order for the next daemon, which shall start at once.
 """
 
 import asyncio
@@ -8,21 +9,25 @@ import gc
 import logging
 import os
 import resource
-import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvd.errors import InvalidArgumentError, KvdError
 from kvd_daemon.attach import AttachServer
+from kvd_daemon.channel import Channel
 from kvd_daemon.device.host import HostMemory
 from kvd_daemon.engine.engine import DeviceSettings, Engine
+from kvd_daemon.engine.stopping import Ending
+from kvd_daemon.fd_store import NO_STORE, DescriptorStore, FdStore
 from kvd_daemon.kernel.link import WorkerCommand
-from kvd_daemon.processes import die_with_parent
+from kvd_daemon.processes import OPERATOR_MISTAKE, RESTART_WANTED, die_with_parent
 from kvd_daemon.rpc.server import Server
 from kvd_daemon.run_dir import DeviceDir, private_folder
 from kvd_daemon.settings import Settings
+from kvd_daemon.supervised import Supervised, obey_signals
 
 GC_THRESHOLDS = (20_000, 20, 50)  # container objects, then collections: about one in a hundred calls
 LOG = logging.getLogger("kvd.main")
@@ -30,55 +35,81 @@ LOG = logging.getLogger("kvd.main")
 
 def main() -> None:
     settings, device = Settings.from_json(sys.argv[1]), sys.argv[2]
-    ready_fd, parent_pid = int(sys.argv[3]), int(sys.argv[4])
-    die_with_parent(parent_pid)
+    die_with_parent(int(sys.argv[3]))
     _log_to_stderr(settings.log_level, device)
     _allow_many_descriptors()
+    channel = Channel.of(int(sys.argv[4])) if len(sys.argv) > 4 else None
+    store = FdStore(channel, int(sys.argv[5])) if channel is not None else NO_STORE
     try:
         folder = DeviceDir(Path(settings.run_dir), device)
-        command = WorkerCommand(settings.kernel_threads, kernel_cache(os.environ))
+        command = WorkerCommand(settings.kernel_threads, kernel_cache(os.environ), folder.lock_fd)
     except KvdError as error:
         print(f"kvd: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(OPERATOR_MISTAKE)
     try:
-        asyncio.run(serve(settings, folder, command, ready_fd))
+        ending = asyncio.run(serve(settings, folder, command, store, channel))
     finally:
         folder.close()
+    sys.exit(RESTART_WANTED if ending is Ending.RESTART else 0)
 
 
-async def serve(settings: Settings, folder: DeviceDir, command: WorkerCommand, ready_fd: int) -> None:
-    """Until SIGTERM or SIGINT."""
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+async def serve(
+    settings: Settings,
+    folder: DeviceDir,
+    command: WorkerCommand,
+    store: DescriptorStore,
+    channel: Channel | None,
+) -> Ending:
+    """Until somebody wants an end; answers which one."""
     told = DeviceSettings(folder.path.name, settings.host_memory_bytes, settings.session_ttl_ns)
-    engine = Engine(told, HostMemory(), command)
+    engine = Engine(told, HostMemory(), command, store)
+    supervised = Supervised(channel, engine) if channel is not None else None
+    obey_signals(engine, settings.drain_timeout_ns / 1e9)
+    engine.on_reload(_change_log_level)
     server = Server(engine, str(folder.grpc_socket_at_first))
     attach = AttachServer(engine, folder.attach_socket)
     await server.start()
     _spare_the_collector()
     folder.publish_grpc()
-    os.write(ready_fd, b"1")
-    os.close(ready_fd)
     LOG.info("serving %d bytes", settings.host_memory_bytes)
-    await _until_stopped(engine, attach, stopping)
-    engine.drain()
+    background = [engine.run(), attach.run()]
+    if supervised is not None:
+        supervised.ready()
+        background.append(supervised.run())
+    ending = await _until_stopped(engine, background)
     attach.close()
+    engine.end_streams()
     await server.stop()
     engine.close()
+    return ending
 
 
-async def _until_stopped(engine: Engine, attach: AttachServer, stopping: asyncio.Event) -> None:
+async def _until_stopped(engine: Engine, background: Sequence[Coroutine[Any, Any, None]]) -> Ending:
     """Background work that fails ends the daemon; the supervisor starts another."""
-    background = [asyncio.create_task(engine.run()), asyncio.create_task(attach.run())]
-    stop = asyncio.create_task(stopping.wait())
-    await asyncio.wait([*background, stop], return_when=asyncio.FIRST_COMPLETED)
-    for task in (*background, stop):
+    working = [asyncio.create_task(work) for work in background]
+    end = asyncio.create_task(_drained(engine))
+    await asyncio.wait([*working, end], return_when=asyncio.FIRST_COMPLETED)
+    for task in working:
         task.cancel()
-    outcomes = await asyncio.gather(*background, return_exceptions=True)
-    for outcome in outcomes:
+    for outcome in await asyncio.gather(*working, return_exceptions=True):
         if isinstance(outcome, Exception):
+            end.cancel()
             raise outcome
+    return await end
+
+
+async def _drained(engine: Engine) -> Ending:
+    wanted = await engine.stopping.asked()
+    if wanted.ending is Ending.RESTART:
+        engine.health.drain()  # a retry in a second finds the next daemon: workers keep what they have
+    else:
+        engine.drain()
+        await engine.drained(wanted.patience_s)
+    return wanted.ending
+
+
+def _change_log_level(settings: Settings) -> None:
+    logging.getLogger().setLevel(settings.log_level.upper())
 
 
 def kernel_cache(environ: Mapping[str, str]) -> Path:

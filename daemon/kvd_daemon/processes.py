@@ -8,6 +8,8 @@ import socket
 
 from kvd.errors import UnauthenticatedError
 
+OPERATOR_MISTAKE = 2  # exit status: told on stderr, starting again would not help
+RESTART_WANTED = 3  # exit status of a daemon that left everything in order for the next one
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SO_PEERPIDFD = 77  # asm-generic/socket.h, Linux 6.5
 PEER_CREDENTIALS_BYTES = 12  # struct ucred: pid, uid, gid

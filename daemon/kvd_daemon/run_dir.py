@@ -4,13 +4,12 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
-from kvd.run_dir import ATTACH_SOCKET, GRPC_SOCKET, LOCK_FILE, MAX_SOCKET_PATH_BYTES
 from kvd.errors import InvalidArgumentError
+from kvd.run_dir import ATTACH_SOCKET, GRPC_SOCKET, LOCK_FILE, MAX_SOCKET_PATH_BYTES
 
-LOCK_PATIENCE_S = 1.0  # a killed kvd's children need a moment to follow it
+LOCK_PATIENCE_S = 3.0  # a killed kvd's children, and theirs, need a moment to follow it
 LOCK_RETRY_S = 0.02  # between two looks at the lock
 
 
@@ -49,15 +48,15 @@ class DeviceDir:
                 f"{self.attach_socket} is too long for a socket ({MAX_SOCKET_PATH_BYTES} bytes); "
                 "use a shorter --run-dir"
             )
-        self._lock_fd = _locked(self.path / LOCK_FILE)
+        self.lock_fd = _locked(self.path / LOCK_FILE)
         self._remove_sockets()  # those of a killed daemon: nobody listens, the lock is ours
 
     def close(self) -> None:
         """Leaves nothing but empty folders; and what is another's, if this folder was removed meanwhile."""
-        if _is_file_at(self._lock_fd, self.path / LOCK_FILE):
+        if _is_file_at(self.lock_fd, self.path / LOCK_FILE):
             self._remove_sockets()
             (self.path / LOCK_FILE).unlink(missing_ok=True)
-        os.close(self._lock_fd)
+        os.close(self.lock_fd)
 
     def publish_grpc(self) -> None:
         """gRPC removes the name it bound when it stops, whoever has that by then: so it is given another."""

@@ -1,20 +1,26 @@
 """What an operator may set, from the command line or from kvd.toml (the command line wins)."""
 
-import difflib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from kvd.errors import InvalidArgumentError
+from kvd_daemon.access.listening import Listening, ListenWords
+from kvd_daemon.access.pool_tenants import PoolTenants, pool_tenants_of
+from kvd_daemon.access.rules import Rule, rules_of, rules_table
+from kvd_daemon.access.serving_limits import ServingLimits, serving_limits_of
+from kvd_daemon.unknown_keys import refuse_unknown
 
 MIN_HOST_MEMORY_BYTES = 1 << 20  # less holds no block of any real model
 MAX_HOST_MEMORY_BYTES = 1 << 46  # 64 TiB; more is a typing error
 MAX_DEVICES = 16  # daemons of one kvd; each is two processes
 MIN_SESSION_TTL_NS = 100_000_000  # workers renew three times per TTL; below 0.1 s that is all they do
 MAX_SESSION_TTL_NS = 3600 * 1_000_000_000  # an hour; a longer one never frees a hung worker's blocks
+MAX_DRAIN_TIMEOUT_NS = 86_400 * 1_000_000_000  # a day; who waits longer does not want it to stop
 MAX_KERNEL_THREADS = 256  # threads of one kernel worker
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -53,21 +59,35 @@ class Settings:
     devices: int = 1
     run_dir: str = ""
     session_ttl_ns: int = 30_000_000_000
+    drain_timeout_ns: int = 0
     kernel_threads: int = 1
     log_level: str = "info"
+    socket_group: str = ""
+    listen: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_client_ca: str = ""
+    token_file: str = ""
+    audit_dir: str = ""
+    access: tuple[Rule, ...] = ()
+    limits: ServingLimits = ServingLimits()
+    pools: PoolTenants = PoolTenants()
 
     def __post_init__(self) -> None:
         for name, low, high in (
             ("host_memory_bytes", MIN_HOST_MEMORY_BYTES, MAX_HOST_MEMORY_BYTES),
             ("devices", 1, MAX_DEVICES),
             ("session_ttl_ns", MIN_SESSION_TTL_NS, MAX_SESSION_TTL_NS),
+            ("drain_timeout_ns", 0, MAX_DRAIN_TIMEOUT_NS),
             ("kernel_threads", 1, MAX_KERNEL_THREADS),
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise InvalidArgumentError(f"{name} is {value!r}; an integer from {low} to {high} is needed")
-        if not isinstance(self.run_dir, str):
-            raise InvalidArgumentError(f"run_dir is {self.run_dir!r}; a folder's name in quotes is needed")
+        for name in TEXTS:
+            if not isinstance(getattr(self, name), str):
+                raise InvalidArgumentError(f"{name} is {getattr(self, name)!r}; a text in quotes is needed")
+        assert self.listening is None or self.listen
         if self.log_level not in LOG_LEVELS:
             raise InvalidArgumentError(
                 f"log_level {self.log_level!r}; one of {', '.join(LOG_LEVELS)} is needed"
@@ -78,12 +98,19 @@ class Settings:
 
     @classmethod
     def from_json(cls, text: str) -> "Settings":
-        return cls(**json.loads(text))
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, object]) -> "Settings":
+        """Of another process of kvd, perhaps of another version: unknown words are passed over."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in told.items() if name in known})  # type: ignore[arg-type]
 
 
 _PARSERS = {
     "host_memory": ("host_memory_bytes", parse_bytes),
     "session_ttl": ("session_ttl_ns", parse_duration_ns),
+    "drain_timeout": ("drain_timeout_ns", parse_duration_ns),
 }
 KEYS = tuple(
     {field: key for key, (field, _) in _PARSERS.items()}.get(field.name, field.name)
@@ -96,11 +123,8 @@ def settings_from(*layers: Mapping[str, object]) -> dict[str, object]:
     """Fields of Settings from layers of `KEYS`, later ones win. Raises InvalidArgumentError."""
     chosen: dict[str, object] = {}
     for layer in layers:
+        refuse_unknown(layer, KEYS, "setting")
         for key, value in layer.items():
-            if key not in KEYS:
-                close = difflib.get_close_matches(key, KEYS, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(KEYS)}"
-                raise InvalidArgumentError(f"unknown setting {key!r}; {hint}")
             field, parse = _PARSERS.get(key, (key, None))
             chosen[field] = parse(value) if parse is not None else value  # type: ignore[arg-type]
     return chosen

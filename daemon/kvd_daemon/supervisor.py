@@ -14,6 +14,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvd_daemon.channel import Channel, ChannelEndedError, Packet
+from kvd_daemon.fd_store import names_file
+from kvd_daemon.processes import OPERATOR_MISTAKE as OPERATOR_MISTAKE
 from kvd_daemon.settings import Settings
 
 READY_DEADLINE_S = 30.0  # seconds to serve; it takes one, on a loaded machine more
@@ -21,7 +24,6 @@ STOP_DEADLINE_S = 1.6  # seconds for daemons to end by themselves; all is over w
 FIRST_BACKOFF_S = 0.1  # before a dead daemon is started again; doubled each time
 MAX_BACKOFF_S = 10.0
 STEADY_S = 60.0  # a daemon that lived this long starts over with the first backoff
-OPERATOR_MISTAKE = 2  # exit status: told on stderr, starting again would not help
 LOG = logging.getLogger("kvd.supervisor")
 
 
@@ -32,27 +34,30 @@ class Daemon:
     device: str
     process: "subprocess.Popen[bytes]"
     pidfd: int
-    ready_fd: int
+    channel: Channel
     started: float
     ready: bool = False
 
     @classmethod
     def start(cls, settings: Settings, device: str) -> "Daemon":
-        ready_fd, child_fd = os.pipe()
+        channel, theirs = Channel.pair()
+        kept_fd = names_file({})
+        fds = [theirs.fileno(), kept_fd]
         try:
             module = [sys.executable, "-m", "kvd_daemon.main"]
-            arguments = [settings.to_json(), device, str(child_fd), str(os.getpid())]
-            process = subprocess.Popen(module + arguments, pass_fds=[child_fd], stdin=subprocess.DEVNULL)
+            arguments = [settings.to_json(), device, str(os.getpid()), *map(str, fds)]
+            process = subprocess.Popen(module + arguments, pass_fds=fds, stdin=subprocess.DEVNULL)
         finally:
-            os.close(child_fd)
-        return cls(device, process, os.pidfd_open(process.pid), ready_fd, time.monotonic())
+            theirs.close()
+            os.close(kept_fd)
+        return cls(device, process, os.pidfd_open(process.pid), channel, time.monotonic())
 
     def close(self) -> None:
         """Kill it if it still runs, and leave nothing."""
         self.process.kill()
         self.process.wait()
         os.close(self.pidfd)
-        os.close(self.ready_fd)
+        self.channel.close()
 
 
 class Supervisor:
@@ -97,11 +102,18 @@ class Supervisor:
                 if (status := self._died(daemon)) != 0:
                     return status
             else:
-                self._selector.unregister(daemon.ready_fd)
-                daemon.ready = os.read(daemon.ready_fd, 1) == b"1"
+                self._hear(daemon)
         self._announce_when_ready()
         self._do_what_is_due()
         return 0
+
+    def _hear(self, daemon: Daemon) -> None:
+        try:
+            while (packet := daemon.channel.receive()) is not None:
+                packet.close()
+                daemon.ready |= packet.kind == "ready"
+        except ChannelEndedError:
+            self._selector.unregister(daemon.channel)
 
     def _patience_s(self) -> float | None:
         """Until the next thing is due that no descriptor tells."""
@@ -113,12 +125,12 @@ class Supervisor:
     def _start(self, device: str) -> None:
         daemon = self._daemons[device] = Daemon.start(self._settings, device)
         self._selector.register(daemon.pidfd, selectors.EVENT_READ, daemon)
-        self._selector.register(daemon.ready_fd, selectors.EVENT_READ, daemon)
+        self._selector.register(daemon.channel, selectors.EVENT_READ, daemon)
 
     def _forget(self, daemon: Daemon) -> None:
         self._selector.unregister(daemon.pidfd)
-        if daemon.ready_fd in self._selector.get_map():
-            self._selector.unregister(daemon.ready_fd)
+        if daemon.channel in self._selector.get_map():
+            self._selector.unregister(daemon.channel)
         del self._daemons[daemon.device]
         daemon.close()
 
@@ -159,7 +171,7 @@ class Supervisor:
     def _stop_all(self) -> None:
         deadline = time.monotonic() + STOP_DEADLINE_S
         for daemon in self._daemons.values():
-            daemon.process.terminate()
+            daemon.channel.send(Packet("stop", {"keep": False, "patience_s": 0.0}))
         for daemon in list(self._daemons.values()):
             try:
                 daemon.process.wait(max(0.0, deadline - time.monotonic()))

@@ -5,14 +5,17 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from kvd_daemon.core import Device, InvariantError
+from kvd.errors import KvdError
+from kvd_daemon.core import Device, InvariantError, LeaseState
 from kvd_daemon.device.protocol import DeviceMemory
+from kvd_daemon.fd_store import NO_STORE, DescriptorStore
 from kvd_daemon.kernel.client import KernelClient
 from kvd_daemon.kernel.link import WorkerCommand
+from kvd_daemon.settings import Settings
 
 from .compressions import Compressions
 from .events import Draining, Ended
@@ -21,6 +24,7 @@ from .health import Health
 from .leases import Leases
 from .pools import Pools
 from .sessions import Sessions
+from .stopping import Stopping
 
 EPOCH_BYTES = 8  # random id of this incarnation
 MIN_TICK_S = 0.02  # seconds between two looks at the clock for expired sessions
@@ -28,6 +32,8 @@ TICKS_PER_TTL = 20  # an expired session is fenced within 5 % of its TTL
 MAX_TICK_S = 1.0
 IDLE_BEFORE_CHECK_S = 1.0  # without a call for this long, the invariants are checked
 CHECK_INTERVAL_S = 10.0  # at most this often
+DRAIN_POLL_S = 0.02  # seconds between two looks at the leases that a drain waits for
+HELD = (LeaseState.ACTIVE, LeaseState.COMPRESSING)
 LOG = logging.getLogger("kvd.engine")
 
 
@@ -43,8 +49,16 @@ class DeviceSettings:
 class Engine:
     """Everything the RPC services and the attach socket need, by part."""
 
-    def __init__(self, settings: DeviceSettings, memory: DeviceMemory, worker: WorkerCommand) -> None:
+    def __init__(
+        self,
+        settings: DeviceSettings,
+        memory: DeviceMemory,
+        worker: WorkerCommand,
+        descriptors: DescriptorStore = NO_STORE,
+    ) -> None:
         self.settings = settings
+        self.descriptors = descriptors
+        self.stopping = Stopping()
         self.epoch = secrets.token_hex(EPOCH_BYTES)
         self.pid = os.getpid()
         self.started_ns = time.time_ns()
@@ -56,6 +70,7 @@ class Engine:
         exhaustion = Exhaustion(self.sessions)
         self.leases = Leases(self.device, self._kernel, self.sessions, exhaustion, self.spawn)
         self.compressions = Compressions(self.device, self._kernel, exhaustion)
+        self._reload_listeners: list[Callable[[Settings], None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._last_call_s = time.monotonic()
 
@@ -102,10 +117,47 @@ class Engine:
             except InvariantError as error:
                 self.health.find(f"an invariant does not hold: {error}")
 
+    def on_reload(self, listener: Callable[[Settings], None]) -> None:
+        """`listener` is called with the settings whenever the operator had kvd.toml read again (SIGHUP).
+
+        Take from them what can change while the daemon runs, e.g. in main.py, once the parts exist:
+        `engine.on_reload(lambda settings: admission.set_quotas(settings.tenants))`. The values were checked
+        by `Settings` already; a file they name may still be bad: raise a KvdError then, having changed
+        nothing. It is logged, and the other listeners are called all the same.
+        """
+        self._reload_listeners.append(listener)
+
+    def reload(self, settings: Settings) -> None:
+        """Every listener gets the settings."""
+        for listener in self._reload_listeners:
+            try:
+                listener(settings)
+            except KvdError as error:
+                LOG.error("a part of the new settings is not taken: %s", error)
+
     def drain(self) -> None:
-        """No new leases; whoever holds a stream is told, and it ends."""
+        """No new leases; whoever holds a stream is told."""
         self.health.drain()
         self.sessions.tell_all(Draining())
+
+    def resume(self) -> None:
+        """Leases again, after `drain`."""
+        self.health.resume()
+
+    def held_leases(self) -> int:
+        """Leases somebody can still use."""
+        return sum(lease.state in HELD for lease in self.device.leases.values())
+
+    async def drained(self, patience_s: float) -> None:
+        """Until no lease is held, `patience_s` has passed, or somebody cannot wait."""
+        hurried = asyncio.create_task(self.stopping.hurried())
+        deadline = time.monotonic() + patience_s
+        while self.held_leases() and not hurried.done() and (left_s := deadline - time.monotonic()) > 0:
+            await asyncio.wait([hurried], timeout=min(DRAIN_POLL_S, left_s))
+        hurried.cancel()
+
+    def end_streams(self) -> None:
+        """Whoever holds a stream gets its last word."""
         self.sessions.tell_all(Ended())
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ class Health:
         """Why it is not serving, in words; empty if it is."""
         match self.state:
             case HealthState.DRAINING:
-                return "the daemon stops"
+                return "no new leases: the daemon stops, or an operator drains it"
             case HealthState.STARTING:
                 return "the kernel worker starts"
             case HealthState.FAILING:
@@ -67,6 +67,10 @@ class Health:
 
     def drain(self) -> None:
         self._draining = True
+        self._changed()
+
+    def resume(self) -> None:
+        self._draining = False
         self._changed()
 
     def _changed(self) -> None:

@@ -18,10 +18,15 @@ LOG = logging.getLogger("kvd.kernel")
 
 @dataclass(frozen=True)
 class WorkerCommand:
-    """How to start a worker: its threads, and where it keeps compiled kernels."""
+    """How to start a worker: its threads, where it keeps compiled kernels, and a descriptor it inherits.
+
+    The lock's: who holds the lock of a device's folder knows that the last daemon's worker is gone as well,
+    and nobody else moves bytes.
+    """
 
     threads: int
     cache_dir: Path
+    lock_fd: int | None = None
 
     def start(self, worker_end: socket.socket) -> "subprocess.Popen[bytes]":
         environment = os.environ | {
@@ -30,9 +35,10 @@ class WorkerCommand:
         }
         module = [sys.executable, "-m", "kvd_daemon.kernel.worker"]
         arguments = [str(worker_end.fileno()), str(os.getpid()), str(self.threads)]
+        lock = [] if self.lock_fd is None else [self.lock_fd]
         return subprocess.Popen(
             module + arguments,
-            pass_fds=[worker_end.fileno()],
+            pass_fds=[worker_end.fileno(), *lock],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=environment,

@@ -5,10 +5,11 @@
 import time
 
 from kvd.convert import runs_to_proto, spec_from_proto
-from kvd.errors import InvalidArgumentError, LeaseNotFoundError, PoolNotFoundError
+from kvd.errors import DeviceUnavailableError, InvalidArgumentError, LeaseNotFoundError, PoolNotFoundError
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
 from kvd_daemon import VERSION
+from kvd_daemon.engine.stopping import Ending, Wanted
 
 from .answering import Answering, Context, answered
 from .paging import check_token, page, page_size_of
@@ -88,3 +89,20 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
     async def DropPool(self, request: pb.DropPoolRequest, context: Context) -> pb.DropPoolResponse:
         self.engine.pools.drop(request.name)
         return pb.DropPoolResponse(epoch=self.engine.epoch)
+
+    @answered
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        if request.resume:
+            self.engine.resume()
+        else:
+            self.engine.drain()
+        return pb.DrainResponse(epoch=self.engine.epoch, leases=self.engine.held_leases())
+
+    @answered
+    async def Restart(self, request: pb.RestartRequest, context: Context) -> pb.RestartResponse:
+        if not self.engine.descriptors.survives:
+            raise DeviceUnavailableError(
+                "this daemon has no supervisor that would keep its memory; start it by the command kvd"
+            )
+        self.engine.stopping.ask(Wanted(Ending.RESTART))
+        return pb.RestartResponse(epoch=self.engine.epoch)
