@@ -4,7 +4,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,8 @@ class Settings:
     token_file: str = ""
     audit_dir: str = ""
     access: tuple[Rule, ...] = ()
-    limits: ServingLimits = ServingLimits()
-    pools: PoolTenants = PoolTenants()
+    limits: ServingLimits = field(default_factory=ServingLimits)
+    pools: PoolTenants = field(default_factory=PoolTenants)
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -93,8 +93,15 @@ class Settings:
                 f"log_level {self.log_level!r}; one of {', '.join(LOG_LEVELS)} is needed"
             )
 
+    @property
+    def listening(self) -> Listening | None:
+        """Raises InvalidArgumentError for a port that anybody could use."""
+        words = (self.listen, self.tls_cert, self.tls_key, self.tls_client_ca, self.token_file)
+        return ListenWords(*words).listening()
+
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps(plain | {name: show(plain[name]) for name, (_, show) in TABLES.items()})
 
     @classmethod
     def from_json(cls, text: str) -> "Settings":
@@ -104,8 +111,28 @@ class Settings:
     def from_dict(cls, told: Mapping[str, object]) -> "Settings":
         """Of another process of kvd, perhaps of another version: unknown words are passed over."""
         known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in told.items() if name in known})  # type: ignore[arg-type]
+        plain: dict[str, Any] = {name: value for name, value in told.items() if name in known}
+        return cls(
+            **plain | {name: parse(plain[name]) for name, (parse, _) in TABLES.items() if name in plain}
+        )
 
+
+TEXTS = (
+    "run_dir",
+    "socket_group",
+    "listen",
+    "tls_cert",
+    "tls_key",
+    "tls_client_ca",
+    "token_file",
+    "audit_dir",
+)
+TABLES: Mapping[str, tuple[Callable[[object], Any], Callable[[Any], object]]] = {
+    "access": (rules_of, rules_table),
+    "limits": (serving_limits_of, ServingLimits.to_table),
+    "pools": (pool_tenants_of, PoolTenants.to_table),
+}
+"""Tables of kvd.toml: what reads them, and what shows them as they stood there."""
 
 _PARSERS = {
     "host_memory": ("host_memory_bytes", parse_bytes),

@@ -8,6 +8,9 @@ HASH_BYTES = 32  # bytes; SHA-256
 MAX_POOL_NAME_CHARS = 128  # characters; the name appears in paths of tools and in metrics
 MAX_CLIENT_NAME_CHARS = 256  # characters; it is shown in lists
 
+MAX_SESSIONS = 4096  # sessions of a device; each is an open stream and a pidfd
+MAX_LEASES_PER_SESSION = 65_536  # leases; far above any engine's batch, bounds a runaway worker
+
 NULL_BLOCKS = 1  # block 0 of every pool is never leased
 MAX_SCRATCH_RESERVE = 16  # blocks; query tensors of one compression fit, a pool of any size can spare them
 RESERVE_DIVISOR = 32  # a small pool keeps at most 1/32 of its blocks back

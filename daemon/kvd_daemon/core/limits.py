@@ -5,11 +5,15 @@ Those that the client checks too are in `kvd.limits`.
 
 from dataclasses import dataclass
 
-from kvd.limits import MAX_BLOCKS_PER_POOL, MAX_HASHES_PER_CALL, MAX_ITEMS_PER_CALL
+from kvd.limits import (
+    MAX_BLOCKS_PER_POOL,
+    MAX_HASHES_PER_CALL,
+    MAX_ITEMS_PER_CALL,
+    MAX_LEASES_PER_SESSION,
+    MAX_SESSIONS,
+)
 
 MAX_POOLS = 64  # pools; each is two file descriptors in every worker that maps it
-MAX_SESSIONS = 4096  # sessions; each is an open stream and a pidfd
-MAX_LEASES_PER_SESSION = 65_536  # leases; far above any engine's batch, bounds a runaway worker
 MAX_TENANTS = 30_000  # tenants; an int16 per block remembers the last one
 MAX_LEASES = (1 << 20) - 1  # leases of a device; a fence each, 8 MiB that every worker maps
 MAX_POSITION = 1 << 62  # tokens; an endless stream never gets there
