@@ -11,7 +11,7 @@ from kvd.errors import InvalidArgumentError
 from kvd.policy import H2O, Policy, Streaming
 
 from .blocks import BlockState
-from .free_runs import IntArray, runs_of
+from .free_runs import NO_BLOCKS, IntArray, ids_of, runs_of
 from .jobs import end_job, lend, refuse_scratch
 from .lease import BlockTable, Compacting, Lease, Target
 from .planning import check_queries, choose
@@ -19,8 +19,6 @@ from .pool import Pool
 from .registry import Registry, commit
 from .results import Compressed, CompressPlan, Progress, QueryShape, Unchanged
 from .session import Session
-
-NO_BLOCKS = np.zeros(0, np.int32)
 
 
 def begin_compress(
@@ -67,7 +65,8 @@ def _take_destination(registry: Registry, lease: Lease, target: Target) -> tuple
         return NO_BLOCKS, NO_BLOCKS
     if target.in_place:
         return lease.table[: target.destination_blocks], NO_BLOCKS
-    return registry.pool_of(lease).grant(target.destination_blocks, registry.tenants[lease.tenant])
+    runs, foreign = registry.pool_of(lease).grant(target.destination_blocks, registry.tenants[lease.tenant])
+    return ids_of(runs), foreign
 
 
 def finish_compress(registry: Registry, lease_id: int, kept: int | Sequence[int]) -> Compressed:
@@ -105,8 +104,8 @@ def finish_compress(registry: Registry, lease_id: int, kept: int | Sequence[int]
 
 def _keep_tokens(registry: Registry, pool: Pool, lease: Lease, job: Compacting) -> None:
     if job.target.in_place:
-        pool.blocks.reassign(job.destination)
-        leaving = lease.table[job.destination.size :]
+        pool.blocks.reassign(runs_of(job.destination))
+        leaving = lease.blocks.runs(job.destination.size)
         pool.give_back(leaving, BlockState.LEASED, registry.tenants[lease.tenant])
     else:
         pool.blocks.cleaned(job.destination, registry.tenants[lease.tenant])
@@ -133,7 +132,7 @@ def _let_go(registry: Registry, lease: Lease, leaving: "np.ndarray[tuple[int], n
     if sealed.size:
         pool.unshare(sealed)
     if own.size:
-        pool.give_back(own, BlockState.LEASED, registry.tenants[lease.tenant])
+        pool.give_back(runs_of(own), BlockState.LEASED, registry.tenants[lease.tenant])
     lease.sealed_blocks = 0
 
 

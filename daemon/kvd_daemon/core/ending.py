@@ -87,7 +87,7 @@ def reclaim(registry: Registry, lease: Lease) -> int:
     source = BlockState.QUARANTINED if lease.fate in QUARANTINED_FATES else BlockState.LEASED
     _drop(registry, lease, lease.sealed_blocks)
     if lease.blocks:
-        pool.give_back(lease.table, source, registry.tenants[lease.tenant])
+        pool.give_back(lease.blocks.runs(), source, registry.tenants[lease.tenant])
     del registry.leases[lease.lease_id]
     registry.fences.give(lease.fence_slot)
     pool.leases.discard(lease.lease_id)
@@ -100,7 +100,7 @@ def reclaim(registry: Registry, lease: Lease) -> int:
 def _fence(registry: Registry, lease: Lease, fate: LeaseState) -> None:
     """Share nothing any more; quarantine what the worker may still write to."""
     _drop(registry, lease, lease.sealed_blocks)
-    registry.pool_of(lease).quarantine(lease.table)
+    registry.pool_of(lease).quarantine(lease.blocks.runs())
     lease.fate = fate
     registry.fences.show(lease)
 

@@ -17,6 +17,7 @@ Run = tuple[int, int]
 
 
 FEW_BLOCKS = 32  # blocks; below this a loop over ints beats numpy's fixed cost
+NO_BLOCKS = np.zeros(0, np.int32)
 
 
 def runs_of(block_ids: IntArray) -> list[Run]:
@@ -47,8 +48,12 @@ def ids_of(runs: list[Run]) -> IntArray:
     if len(runs) == 1:
         start, count = runs[0]
         return np.arange(start, start + count, dtype=np.int32)
-    parts = [np.arange(start, start + count, dtype=np.int32) for start, count in runs]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    if not runs:
+        return NO_BLOCKS
+    starts, counts = np.array(runs, np.int32).T
+    before = np.cumsum(counts) - counts  # ids of earlier runs
+    ids: IntArray = np.repeat(starts - before, counts) + np.arange(counts.sum(), dtype=np.int32)
+    return ids
 
 
 class FreeRuns:

@@ -10,8 +10,8 @@ from kvd.limits import HASH_BYTES
 from kvd.policy import Dense, Streaming
 
 from . import quotas
-from .free_runs import IntArray
-from .lease import BlockTable, Lease, Standing
+from .free_runs import NO_BLOCKS, IntArray, runs_of
+from .lease import BlockTable, Lease, Mark
 from .pool import Pool
 from .quotas import Need
 from .registry import Registry, check_hashes, check_tokens, commit, distinct
@@ -19,8 +19,6 @@ from .results import Change, Extended, Granted, LeaseWish, Progress
 from .scrubbing import begin_scrub
 from .session import Session
 from .streaming import Recycling, recycle
-
-NO_BLOCKS = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,8 @@ def _append(pool: Pool, lease: Lease, count: int, tenant: int) -> IntArray:
     """Answers the new blocks that hold another tenant's bytes."""
     if count == 0:
         return NO_BLOCKS
-    ids, foreign = pool.grant(count, tenant)
-    lease.blocks.append(ids)
+    runs, foreign = pool.grant(count, tenant)
+    lease.blocks.append(runs)
     return foreign
 
 
@@ -142,12 +140,14 @@ def extend(registry: Registry, session: Session, items: Sequence[tuple[Progress,
     growths = _growths(registry, session, items)
     quotas.require(registry, session.tenant, _needs(registry, growths))
     tenant = registry.tenants[session.tenant]
-    before: dict[int, Standing] = {}
+    before: dict[int, Mark] = {}
     foreign: dict[int, IntArray] = {}
     changes: list[Change] = []
     for growth in growths:
         lease = growth.lease
-        before[lease.lease_id] = Standing(lease.table, lease.generation, lease.length, lease.position)
+        before[lease.lease_id] = Mark(
+            lease.blocks, len(lease.blocks), lease.generation, lease.length, lease.position
+        )
         foreign[lease.lease_id] = _append(registry.pool_of(lease), lease, growth.new_blocks, tenant)
         changes.append(_carry_out(registry, growth))
     return Extended(changes, begin_scrub([growth.lease for growth in growths], foreign, before))
@@ -193,7 +193,7 @@ def _carry_out(registry: Registry, growth: _Growth) -> Change:
         kept_blocks = lease.sink_block_count
         table, ring = lease.table, lease.table[kept_blocks:]
         lease.blocks = BlockTable(np.concatenate((table[:kept_blocks], np.roll(ring, -recycling.blocks))))
-        registry.pool_of(lease).blocks.reassign(ring[: recycling.blocks])
+        registry.pool_of(lease).blocks.reassign(runs_of(ring[: recycling.blocks]))
         lease.generation += 1
         registry.fences.show(lease)
     lease.length = recycling.length

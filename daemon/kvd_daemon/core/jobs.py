@@ -4,6 +4,7 @@ from kvd.errors import InvalidArgumentError
 
 from .blocks import BlockState
 from .ending import settle
+from .free_runs import runs_of
 from .lease import Compacting, Lease, LeaseState, Lending, Observing
 from .registry import Registry
 from .results import QueryShape
@@ -34,7 +35,7 @@ def abort(registry: Registry, lease_id: int, lost: bool) -> Lease:
     if isinstance(job, Compacting):
         if job.destination.size and not job.target.in_place:
             tenant = registry.tenants[lease.tenant]
-            registry.pool_of(lease).give_back(job.destination, BlockState.LEASED, tenant)
+            registry.pool_of(lease).give_back(runs_of(job.destination), BlockState.LEASED, tenant)
         if job.target.adds_scores:
             lease.observed_length = 0
         if lost:

@@ -1,16 +1,16 @@
 """One sequence's right to blocks."""
 
+from array import array
 from dataclasses import dataclass
 from enum import StrEnum
-
-import numpy as np
+from itertools import chain
+from typing import NamedTuple
 
 from kvd.policy import Policy, Streaming
 
-from .free_runs import IntArray
+from .free_runs import IntArray, Run, ids_of, runs_of
 
 FENCE_GENERATION_BITS = 24  # bits of a fence's word; the lease's id has the other 40
-FIRST_CAPACITY = 4  # blocks; most leases begin with a prompt of some blocks
 
 
 class LeaseState(StrEnum):
@@ -31,34 +31,52 @@ class Ending(StrEnum):
 
 
 class BlockTable:
-    """Block ids in slot order. Appending costs what is appended; a view taken before stays as it was."""
+    """Block ids in slot order, as maximal runs: of those most leases have a few, however long they are.
 
-    __slots__ = ("_count", "_ids")
+    Appending costs what is appended. The ids are laid out whenever somebody asks for them.
+    """
+
+    __slots__ = ("_count", "_runs")
 
     def __init__(self, ids: IntArray) -> None:
-        self._ids = ids  # perhaps shared with others: never written, since appending finds no room
         self._count = ids.size
+        self._runs = array("i", chain.from_iterable(runs_of(ids)))  # first, count, first, count, ...
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def ids(self) -> IntArray:
-        """A read-only view."""
-        view = self._ids[: self._count]
-        view.flags.writeable = False
-        return view
+        """Read-only; stays as it is when the table grows."""
+        ids = ids_of(self.runs())
+        ids.flags.writeable = False
+        return ids
 
-    def append(self, ids: IntArray) -> None:
-        if ids.size == 0:
-            return
-        count = self._count + ids.size
-        if count > self._ids.size:
-            grown = np.empty(max(count, 2 * self._count, FIRST_CAPACITY), np.int32)
-            grown[: self._count] = self._ids[: self._count]
-            self._ids = grown
-        self._ids[self._count : count] = ids
-        self._count = count
+    def runs(self, first_entry: int = 0) -> list[Run]:
+        """The blocks from table entry `first_entry` on, as maximal runs in slot order."""
+        flat, left = self._runs, self._count - first_entry
+        if not first_entry:
+            return list(zip(flat[::2], flat[1::2], strict=True))
+        tail: list[Run] = []
+        for index in range(len(flat) - 2, -1, -2):
+            if left <= 0:
+                break
+            first, count = flat[index], flat[index + 1]
+            taken = min(left, count)
+            tail.append((first + count - taken, taken))
+            left -= taken
+        tail.reverse()
+        return tail
+
+    def append(self, runs: list[Run]) -> None:
+        flat = self._runs
+        for first, count in runs:
+            if flat and flat[-2] + flat[-1] == first:
+                flat[-1] += count
+            else:
+                flat.append(first)
+                flat.append(count)
+            self._count += count
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +95,21 @@ class Standing:
     generation: int
     length: int
     position: int
+
+
+class Mark(NamedTuple):
+    """The same, noted without laying out the table: it is the first `block_count` entries of `blocks`."""
+
+    blocks: BlockTable
+    block_count: int
+    generation: int
+    length: int
+    position: int
+
+    def standing(self) -> Standing:
+        """Before anything but `append` changes `blocks`."""
+        table = self.blocks.ids[: self.block_count]
+        return Standing(table, self.generation, self.length, self.position)
 
 
 @dataclass(frozen=True, slots=True)

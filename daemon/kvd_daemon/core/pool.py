@@ -10,8 +10,8 @@ import numpy as np
 from kvd.limits import scratch_reserve
 from kvd.spec import KVSpec
 
-from .blocks import BlockCounts, Blocks, BlockSet, BlockState
-from .free_runs import FreeRuns, IntArray, ids_of, runs_of
+from .blocks import BlockCounts, Blocks, BlockState
+from .free_runs import FreeRuns, IntArray, Run, runs_of
 from .prefix import Node, PrefixIndex
 from .quotas import Holdings, Quotas
 
@@ -61,43 +61,42 @@ class Pool:
         """Usable blocks that only scratch leases may take."""
         return min(self.reserve, self.usable)
 
-    def grant(self, count: int, tenant: int) -> tuple[IntArray, IntArray]:
+    def grant(self, count: int, tenant: int) -> tuple[list[Run], IntArray]:
         """FREE -> LEASED; answers the blocks, and those of them that hold another tenant's bytes."""
         missing = count - self.blocks.count(FREE)
         if missing > 0:
             self._evict(missing)
         runs = self.free_runs.take(count)
-        taken = BlockSet.of(ids_of(runs), runs)
-        self.blocks.move(taken, FREE, LEASED)
-        self.blocks.reassign(taken.where)
+        self.blocks.move(runs, FREE, LEASED)
+        self.blocks.reassign(runs)
         self.holdings.count(tenant, count)
-        return taken.ids, self.blocks.claim(taken, tenant)
+        return runs, self.blocks.claim(runs, tenant)
 
-    def give_back(self, ids: IntArray, source: BlockState, tenant: int) -> None:
+    def give_back(self, runs: list[Run], source: BlockState, tenant: int) -> None:
         """`source` (LEASED or QUARANTINED) -> FREE; `tenant` held them."""
-        self._free(ids, source)
-        self.holdings.count(tenant, -ids.size)
+        self.holdings.count(tenant, -self._free(runs, source))
 
-    def _free(self, ids: IntArray, source: BlockState) -> None:
-        runs = runs_of(np.sort(ids))
-        self.blocks.move(BlockSet.of(ids, runs), source, FREE)
+    def _free(self, runs: list[Run], source: BlockState) -> int:
+        """Answers their number."""
+        count = self.blocks.move(runs, source, FREE)
         self.free_runs.give(runs)
+        return count
 
-    def quarantine(self, ids: IntArray) -> None:
+    def quarantine(self, runs: list[Run]) -> None:
         """LEASED -> QUARANTINED."""
-        self.blocks.move(BlockSet(ids, ids), LEASED, BlockState.QUARANTINED)
+        self.blocks.move(runs, LEASED, BlockState.QUARANTINED)
 
     def share(self, ids: IntArray) -> None:
         """One more holder of sealed blocks; cached ones wake up."""
         woken = self.blocks.hold(ids)
-        self.blocks.move(BlockSet(woken, woken), CACHED, SEALED)
+        self.blocks.move(runs_of(woken), CACHED, SEALED)
         self._count_sealed(woken, 1)
         self.prefixes.uncache(woken.tolist())
 
     def unshare(self, ids: IntArray) -> None:
         """One holder less of sealed blocks, given in sequence order; those without one are cached."""
         left = self.blocks.unhold(ids)
-        self.blocks.move(BlockSet(left, left), SEALED, CACHED)
+        self.blocks.move(runs_of(left), SEALED, CACHED)
         self._count_sealed(left, -1)
         self.prefixes.cache(left.tolist())
 
@@ -108,11 +107,11 @@ class Pool:
 
     def seal(self, ids: IntArray, nodes: list[Node]) -> None:
         """LEASED -> SEALED with one holder, findable by name."""
-        self.blocks.move(BlockSet(ids, ids), LEASED, SEALED)
+        self.blocks.move(runs_of(ids), LEASED, SEALED)
         self.blocks.hold(ids)
         for block_id, node in zip(ids.tolist(), nodes, strict=True):
             self.prefixes.add(block_id, node)
 
     def _evict(self, count: int) -> None:
         ids = np.array(self.prefixes.evict(count), np.int32)
-        self._free(ids, CACHED)
+        self._free(runs_of(np.sort(ids)), CACHED)

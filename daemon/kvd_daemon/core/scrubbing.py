@@ -11,11 +11,11 @@ import numpy as np
 from .blocks import BlockState
 from .ending import reclaim, settle
 from .free_runs import IntArray, Run, runs_of
-from .lease import BlockTable, Lease, Scrubbing, Standing
+from .lease import BlockTable, Lease, Mark, Scrubbing, Standing
 from .registry import Registry
 
 
-def begin_scrub(leases: list[Lease], foreign: dict[int, IntArray], before: dict[int, Standing]) -> list[Run]:
+def begin_scrub(leases: list[Lease], foreign: dict[int, IntArray], before: dict[int, Mark]) -> list[Run]:
     """The runs to be zeroed. If there are any, all `leases` of the call are busy until then.
 
     `foreign` has each lease's new blocks with another tenant's bytes, `before` what an extended one was.
@@ -24,7 +24,8 @@ def begin_scrub(leases: list[Lease], foreign: dict[int, IntArray], before: dict[
     if not dirty:
         return []
     for lease in leases:
-        lease.job = Scrubbing(foreign[lease.lease_id], before.get(lease.lease_id))
+        mark = before.get(lease.lease_id)
+        lease.job = Scrubbing(foreign[lease.lease_id], mark.standing() if mark is not None else None)
     return runs_of(np.sort(np.concatenate(dirty)))
 
 
@@ -59,8 +60,7 @@ def _scrubbing(registry: Registry, lease_ids: Sequence[int]) -> list[tuple[Lease
 
 
 def _undo(registry: Registry, lease: Lease, before: Standing) -> None:
-    added = lease.table[before.table.size :]
-    if added.size:
+    if added := lease.blocks.runs(before.table.size):
         registry.pool_of(lease).give_back(added, BlockState.LEASED, registry.tenants[lease.tenant])
     lease.blocks = BlockTable(before.table)
     lease.generation, lease.length, lease.position = before.generation, before.length, before.position

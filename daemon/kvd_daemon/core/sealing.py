@@ -9,7 +9,7 @@ from kvd.errors import BlockInUseError, BlockNotHeldError, InvalidArgumentError
 from kvd.limits import HASH_BYTES
 
 from .blocks import NULL_BLOCK, BlockState
-from .free_runs import IntArray
+from .free_runs import IntArray, runs_of
 from .lease import BlockTable, Lease
 from .pool import Pool
 from .prefix import ROOT, Node
@@ -36,8 +36,8 @@ def seal(registry: Registry, session: Session, progress: Progress, hashes: Seque
     pool = registry.pool_of(lease)
     _check_sealable(lease, progress, len(hashes))
     tenant = registry.tenants[session.tenant]
-    for index, prefix_hash in enumerate(hashes[: lease.sealed_blocks]):
-        if pool.prefixes.node(int(lease.table[index])).prefix_hash != prefix_hash:
+    for index, (block_id, prefix_hash) in enumerate(zip(lease.sealed.tolist(), hashes, strict=False)):
+        if pool.prefixes.node(block_id).prefix_hash != prefix_hash:
             raise InvalidArgumentError(f"block {index} of the table was sealed under another hash")
     seals = _plan(pool, lease, [Node(tenant, mine, parent) for parent, mine in _chain(hashes)])
     commit(lease, progress)
@@ -86,7 +86,7 @@ def _carry_out(registry: Registry, lease: Lease, seals: _Seals) -> Change:
         table = lease.table.copy()
         own, table[seals.swapped] = table[seals.swapped], seals.twins
         pool.share(table[seals.swapped])
-        pool.give_back(own, BlockState.LEASED, registry.tenants[lease.tenant])
+        pool.give_back(runs_of(own), BlockState.LEASED, registry.tenants[lease.tenant])
         lease.blocks = BlockTable(table)
         lease.generation += 1
         registry.fences.show(lease)
@@ -110,10 +110,9 @@ def release_blocks(
     given = np.array(block_ids, np.int32)
     leaving = np.isin(unused, given)
     kept_blocks = first_unused + int(leaving.argmax())
-    table = BlockTable(lease.table[:first_unused])
-    table.append(unused[~leaving])
-    registry.pool_of(lease).give_back(given, BlockState.LEASED, registry.tenants[lease.tenant])
-    lease.blocks = table
+    table = np.concatenate((lease.table[:first_unused], unused[~leaving]))
+    registry.pool_of(lease).give_back(runs_of(given), BlockState.LEASED, registry.tenants[lease.tenant])
+    lease.blocks = BlockTable(table)
     return Change(lease, kept_blocks)
 
 

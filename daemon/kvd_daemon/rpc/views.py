@@ -3,7 +3,7 @@
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from kvd.convert import runs_to_proto, spec_to_proto
+from kvd.convert import spec_to_proto
 from kvd.v1 import kvd_pb2 as pb
 from kvd_daemon.core import Change, Lease, Pool, Session
 from kvd_daemon.engine.compressions import Outcome
@@ -26,7 +26,9 @@ def lease_state(change: Change) -> pb.LeaseState:
         lease_id=lease.lease_id,
         generation=lease.generation,
         kept_blocks=change.kept_blocks,
-        appended=runs_to_proto(lease.table[change.kept_blocks :]),
+        appended=[
+            pb.BlockRun(start=first, count=count) for first, count in lease.blocks.runs(change.kept_blocks)
+        ],
         length=lease.length,
         position=lease.position,
         compressed_length=lease.compressed_length,
