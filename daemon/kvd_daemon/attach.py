@@ -18,7 +18,7 @@ from kvd.errors import InternalError, InvalidArgumentError, KvdError, NotOwnerEr
 from kvd.v1 import attach_pb2 as pb
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.peers import Peer
-from kvd_daemon.processes import peer_credentials
+from kvd_daemon.processes import ProcessIdentity
 
 MAX_PACKET_BYTES = 4096  # bytes; a token and a pool's name are below 200
 MAX_CONNECTIONS = 256  # at a time; beyond, the one that was silent for longest is closed
@@ -105,7 +105,7 @@ class AttachServer:
         request = _parsed(packet)
         match request.WhichOneof("request"):
             case "ticket":
-                response.ticket.ticket = self._engine.sessions.issue_ticket(Peer(connection))
+                response.ticket.ticket = self._engine.sessions.issue_ticket(Peer.of(connection))
                 return ()
             case "map":
                 return self._map(connection, request.map, response.map)
@@ -115,7 +115,7 @@ class AttachServer:
         self, connection: socket.socket, request: pb.MapRequest, response: pb.MapResponse
     ) -> tuple[int, ...]:
         opened = self._engine.sessions.by_token(request.session_token)
-        if opened.peer.pid != peer_credentials(connection)[0]:
+        if opened.peer.identity != _identity_of(connection):
             raise NotOwnerError("only the session's own process may map its pools; open a session there")
         pool = self._engine.device.pools.get(request.pool)
         if pool is None:
@@ -123,7 +123,8 @@ class AttachServer:
         memory = self._engine.pools.memory_of(pool)
         response.device_kind, response.pool_id = self._engine.pools.device_kind, pool.pool_id
         response.pool_bytes, response.sidecar_bytes = memory.pool_bytes, memory.sidecar_bytes
-        return memory.pool_fd, memory.sidecar_fd
+        response.fence_bytes = self._engine.fences.byte_count
+        return memory.pool_fd, memory.sidecar_fd, self._engine.fences.readers_fd
 
     def _incident(self, bug: Exception) -> KvdError:
         incident = secrets.token_hex(4)
@@ -132,6 +133,12 @@ class AttachServer:
             f"incident {incident} at the attach socket; the daemon's log has the details"
         )
         return InternalError(f"a bug in kvd, incident {incident}", incident=incident)
+
+
+def _identity_of(connection: socket.socket) -> ProcessIdentity:
+    peer = Peer.of(connection)
+    peer.close()
+    return peer.identity
 
 
 def _parsed(packet: bytes) -> pb.AttachRequest:

@@ -18,8 +18,10 @@ from typing import Any
 from kvd.errors import InvalidArgumentError, KvdError
 from kvd_daemon.attach import AttachServer
 from kvd_daemon.channel import Channel
+from kvd_daemon.core import Device
 from kvd_daemon.device.host import HostMemory
 from kvd_daemon.engine.engine import DeviceSettings, Engine
+from kvd_daemon.engine.inheritance import nothing_inherited
 from kvd_daemon.engine.stopping import Ending
 from kvd_daemon.fd_store import NO_STORE, DescriptorStore, FdStore
 from kvd_daemon.kernel.link import WorkerCommand
@@ -62,7 +64,8 @@ async def serve(
 ) -> Ending:
     """Until somebody wants an end; answers which one."""
     told = DeviceSettings(folder.path.name, settings.host_memory_bytes, settings.session_ttl_ns)
-    engine = Engine(told, HostMemory(), command, store)
+    inheritance = nothing_inherited(Device(settings.host_memory_bytes), store)
+    engine = Engine(told, HostMemory(), command, inheritance)
     supervised = Supervised(channel, engine) if channel is not None else None
     obey_signals(engine, settings.drain_timeout_ns / 1e9)
     engine.on_reload(_change_log_level)

@@ -3,8 +3,10 @@
 import ctypes
 import errno
 import os
+import select
 import signal
 import socket
+from pathlib import Path
 
 from kvd.errors import UnauthenticatedError
 
@@ -12,6 +14,10 @@ OPERATOR_MISTAKE = 2  # exit status: told on stderr, starting again would not he
 RESTART_WANTED = 3  # exit status of a daemon that left everything in order for the next one
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SO_PEERPIDFD = 77  # asm-generic/socket.h, Linux 6.5
+INVISIBLE = (
+    "the peer's process is not visible here, so its end could not be seen; share the pid namespace, or use "
+    "Linux 6.9"
+)
 PEER_CREDENTIALS_BYTES = 12  # struct ucred: pid, uid, gid
 
 
@@ -33,19 +39,55 @@ def peer_credentials(connection: socket.socket) -> tuple[int, int]:
 def peer_pidfd(connection: socket.socket) -> int:
     """A pidfd of the process that connected: readable when it has exited.
 
-    Raises UnauthenticatedError if it is gone already or outside the daemon's pid namespace.
+    Also of a process in another pid namespace, whose pid shows as 0 here. Raises UnauthenticatedError if it
+    is gone already, or not visible to a kernel before Linux 6.5.
     """
     pid, _ = peer_credentials(connection)
-    if pid <= 0:
-        raise UnauthenticatedError(
-            "the peer's process is not visible here, so its end could not be seen; share the pid namespace"
-        )
     try:
         return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4), "little")
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
             raise UnauthenticatedError(f"the peer's process {pid} is gone") from error
+    if pid <= 0:
+        raise UnauthenticatedError(INVISIBLE)
     try:
-        return os.pidfd_open(pid)  # before Linux 6.5
+        return os.pidfd_open(pid)
     except OSError as error:
         raise UnauthenticatedError(f"the peer's process {pid} is gone") from error
+
+
+ProcessIdentity = tuple[int, ...]
+"""Equal for two descriptors of one process, and different from every other process's since boot."""
+
+
+def identity_of(pidfd: int, pid: int) -> ProcessIdentity:
+    """Raises UnauthenticatedError if nothing tells this process from others of its pid."""
+    found, ordinary = os.fstat(pidfd), _anonymous_inode()
+    if (found.st_dev, found.st_ino) != ordinary:
+        return found.st_dev, found.st_ino
+    if pid <= 0:  # before Linux 6.9 all pidfds share one inode
+        raise UnauthenticatedError(INVISIBLE)
+    return pid, _start_ticks(pid)
+
+
+def has_exited(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _anonymous_inode() -> tuple[int, int]:
+    fd = os.eventfd(0)
+    try:
+        return os.fstat(fd).st_dev, os.fstat(fd).st_ino
+    finally:
+        os.close(fd)
+
+
+def _start_ticks(pid: int) -> int:
+    """When it started, in clock ticks since boot. Raises UnauthenticatedError if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError as error:
+        raise UnauthenticatedError(f"the peer's process {pid} is gone") from error
+    return int(stat.rpartition(")")[2].split()[19])

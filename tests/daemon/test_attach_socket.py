@@ -1,6 +1,7 @@
 """The attach socket among peers that are slow, silent, many, or talk nonsense."""
 
 import array
+import mmap
 import os
 import socket
 
@@ -49,12 +50,30 @@ def test_mapped_memory_has_its_size_for_ever(shared_kvd: RunningKvd) -> None:
     with RawWorker(shared_kvd.run_dir) as worker:
         worker.create_pool()
         response, fds = worker.map_pool()
-        sizes = [response.map.pool_bytes, response.map.sidecar_bytes]
+        sizes = [response.map.pool_bytes, response.map.sidecar_bytes, response.map.fence_bytes]
         assert [os.fstat(fd).st_size for fd in fds] == sizes
         for fd in fds:
             for size in (0, 1 << 30):
-                with pytest.raises(PermissionError):
+                with pytest.raises(OSError, match="Operation not permitted|Invalid argument"):
                     os.ftruncate(fd, size)
+            os.close(fd)
+        worker.drop_pool("pool")
+
+
+def test_fences_can_be_read_and_not_written(shared_kvd: RunningKvd) -> None:
+    with RawWorker(shared_kvd.run_dir) as worker:
+        worker.create_pool()
+        [lease] = worker.lease(16)
+        response, fds = worker.map_pool()
+        with pytest.raises(PermissionError):
+            mmap.mmap(fds[2], response.map.fence_bytes)
+        with mmap.mmap(fds[2], response.map.fence_bytes, prot=mmap.PROT_READ) as fences:
+            words = memoryview(fences).cast("Q")
+            assert words[lease.fence_slot] == lease.lease_id << 24 | lease.generation
+            worker.release(lease)
+            assert words[lease.fence_slot] == 0
+            words.release()
+        for fd in fds:
             os.close(fd)
         worker.drop_pool("pool")
 

@@ -16,13 +16,17 @@ class SessionState(StrEnum):
 
 @dataclass(frozen=True)
 class SessionIdentity:
-    """Whom the socket showed: the peer's process and user, and the tenant they map to."""
+    """Whom the socket showed: the peer's process and user, and the tenant they map to.
+
+    `token_hash` (SHA-256 of the session's secret token) finds the session again after a restart.
+    """
 
     session_id: str
     tenant: str
     pid: int
     uid: int
     client_name: str = ""
+    token_hash: bytes = b""
 
 
 @dataclass(eq=False)

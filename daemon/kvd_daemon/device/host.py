@@ -24,15 +24,26 @@ class HostMemory:
     def create(self, pool_id: str, pool_bytes: int, sidecar_bytes: int) -> PoolMemory:
         """Raises DeviceFullError if the system refuses; then nothing was taken."""
         assert pool_id not in self._pools, "pool ids are never used twice"
-        pool_fd = _sealed_memfd(f"kvd-pool-{pool_id}", pool_bytes)
+        pool_fd = sealed_memfd(f"kvd-pool-{pool_id}", pool_bytes)
         try:
-            sidecar_fd = _sealed_memfd(f"kvd-sidecar-{pool_id}", sidecar_bytes)
+            sidecar_fd = sealed_memfd(f"kvd-sidecar-{pool_id}", sidecar_bytes)
         except DeviceFullError:
             os.close(pool_fd)
             raise
         memory = PoolMemory(pool_id, pool_bytes, sidecar_bytes, pool_fd, sidecar_fd)
         self._pools[pool_id] = memory
         return memory
+
+    def adopt(self, pool_id: str, pool_bytes: int, sidecar_bytes: int, fds: tuple[int, int]) -> bool:
+        """Take over a pool of a daemon before this one; False, and nothing is taken, if these are not it."""
+        assert pool_id not in self._pools, "pool ids are never used twice"
+        if not (holds(fds[0], pool_bytes) and holds(fds[1], sidecar_bytes)):
+            return False
+        self._pools[pool_id] = PoolMemory(pool_id, pool_bytes, sidecar_bytes, *fds)
+        return True
+
+    def memory_of(self, pool_id: str) -> PoolMemory:
+        return self._pools[pool_id]
 
     def free(self, pool_id: str) -> None:
         memory = self._pools.pop(pool_id)
@@ -44,7 +55,17 @@ class HostMemory:
             self.free(pool_id)
 
 
-def _sealed_memfd(name: str, size_bytes: int) -> int:
+def holds(fd: int, size_bytes: int) -> bool:
+    """Whether this is a memory file of that size, for ever."""
+    try:
+        sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SIZE_SEALS == SIZE_SEALS
+    except OSError:
+        return False
+    return sealed and os.fstat(fd).st_size == size_bytes
+
+
+def sealed_memfd(name: str, size_bytes: int) -> int:
+    """Raises DeviceFullError."""
     try:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:

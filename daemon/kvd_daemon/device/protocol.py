@@ -24,6 +24,12 @@ class DeviceMemory(Protocol):
     def create(self, pool_id: str, pool_bytes: int, sidecar_bytes: int) -> PoolMemory:
         """Raises DeviceFullError; then nothing was taken."""
 
+    def adopt(self, pool_id: str, pool_bytes: int, sidecar_bytes: int, fds: tuple[int, int]) -> bool:
+        """Take over a pool of a daemon before this one; False, and nothing is taken, if these are not it."""
+
+    def memory_of(self, pool_id: str) -> PoolMemory:
+        """Of a pool that was created or adopted."""
+
     def free(self, pool_id: str) -> None:
         """Close the descriptors; the bytes go when the last process unmaps them."""
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvd.errors import KvdError
-from kvd_daemon.core import Device, InvariantError, LeaseState
+from kvd_daemon.core import InvariantError, LeaseState
 from kvd_daemon.device.protocol import DeviceMemory
-from kvd_daemon.fd_store import NO_STORE, DescriptorStore
 from kvd_daemon.kernel.client import KernelClient
 from kvd_daemon.kernel.link import WorkerCommand
 from kvd_daemon.settings import Settings
@@ -21,6 +20,7 @@ from .compressions import Compressions
 from .events import Draining, Ended
 from .exhaustion import Exhaustion
 from .health import Health
+from .inheritance import Inheritance
 from .leases import Leases
 from .pools import Pools
 from .sessions import Sessions
@@ -54,19 +54,23 @@ class Engine:
         settings: DeviceSettings,
         memory: DeviceMemory,
         worker: WorkerCommand,
-        descriptors: DescriptorStore = NO_STORE,
+        inheritance: Inheritance,
     ) -> None:
         self.settings = settings
-        self.descriptors = descriptors
+        self.descriptors = inheritance.store
+        self.fences = inheritance.fences
+        self.recovery = inheritance.recovery
         self.stopping = Stopping()
         self.epoch = secrets.token_hex(EPOCH_BYTES)
         self.pid = os.getpid()
         self.started_ns = time.time_ns()
         self.health = Health()
-        self.device = Device(settings.memory_bytes)
+        self.device = inheritance.device
         self._kernel = KernelClient(worker, lambda: self.health.kernel(self._kernel.serving))
-        self.sessions = Sessions(self.device, settings.session_ttl_ns)
-        self.pools = Pools(self.device, memory, self._kernel)
+        self.sessions = Sessions(self.device, settings.session_ttl_ns, self.descriptors)
+        for session_id, pidfd in inheritance.pidfds.items():
+            self.sessions.adopt(self.device.sessions[session_id], pidfd)
+        self.pools = Pools(self.device, memory, self._kernel, self.descriptors)
         exhaustion = Exhaustion(self.sessions)
         self.leases = Leases(self.device, self._kernel, self.sessions, exhaustion, self.spawn)
         self.compressions = Compressions(self.device, self._kernel, exhaustion)
@@ -164,3 +168,4 @@ class Engine:
         """Nothing stays behind."""
         self.sessions.close()
         self.pools.close()
+        self.fences.close()

@@ -5,16 +5,27 @@ import os
 import socket
 from collections.abc import Callable
 
-from kvd_daemon.processes import peer_credentials, peer_pidfd
+from kvd.errors import UnauthenticatedError
+from kvd_daemon.processes import identity_of, peer_credentials, peer_pidfd
 
 
 class Peer:
-    """Owns a pidfd until `close`."""
+    """Owns a pidfd until `close`. Its pid is 0 if it lives in a pid namespace that is not visible here."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, pidfd: int, pid: int, uid: int) -> None:
+        """Raises UnauthenticatedError if nothing tells the process from others; then `pidfd` is closed."""
+        self.pid, self.uid = pid, uid
+        self.pidfd = pidfd
+        try:
+            self.identity = identity_of(pidfd, pid)
+        except UnauthenticatedError:
+            os.close(pidfd)
+            raise
+
+    @classmethod
+    def of(cls, connection: socket.socket) -> "Peer":
         """Raises UnauthenticatedError if the process is gone or not visible."""
-        self.pid, self.uid = peer_credentials(connection)
-        self._pidfd = peer_pidfd(connection)
+        return cls(peer_pidfd(connection), *peer_credentials(connection))
 
     @property
     def tenant(self) -> str:
@@ -23,8 +34,8 @@ class Peer:
 
     def watch(self, on_exit: Callable[[], None]) -> None:
         """Call `on_exit` as soon as the process has exited."""
-        asyncio.get_running_loop().add_reader(self._pidfd, on_exit)
+        asyncio.get_running_loop().add_reader(self.pidfd, on_exit)
 
     def close(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
+        asyncio.get_running_loop().remove_reader(self.pidfd)
+        os.close(self.pidfd)

@@ -9,26 +9,37 @@ from kvd.errors import KernelWorkerUnavailableError, KvdError
 from kvd.spec import KVSpec
 from kvd_daemon.core import Device, Pool
 from kvd_daemon.device.protocol import DeviceMemory, PoolMemory
+from kvd_daemon.fd_store import DescriptorStore
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError, Priority
 from kvd_daemon.kernel.messages import MapPool, Populate
 
-POOL_ID_BYTES = 8  # unique among the pools of one daemon's life
+POOL_ID_BYTES = 8  # unique among the pools of one device, whatever its daemons
 POPULATE_CHUNK_BYTES = 32 << 20  # bytes; some 10 ms of zeroing between two jobs that somebody waits for
 RETRY_POPULATE_S = 0.5  # after a chunk failed, with its worker or for lack of memory; doubled each time
 MAX_RETRY_POPULATE_S = 60.0
 LOG = logging.getLogger("kvd.pools")
 
 
+def descriptors_of(pool: Pool) -> tuple[str, str]:
+    """The names under which a pool's bytes and its sidecar outlive the daemon."""
+    return f"pool.{pool.pool_id}.bytes", f"pool.{pool.pool_id}.sidecar"
+
+
 class Pools:
     """A device's pools."""
 
-    def __init__(self, device: Device, memory: DeviceMemory, kernel: KernelClient) -> None:
+    def __init__(
+        self, device: Device, memory: DeviceMemory, kernel: KernelClient, store: DescriptorStore
+    ) -> None:
+        """Pools that the device has already are those of a daemon before: their memory was adopted."""
         self._device = device
         self._memory = memory
         self._kernel = kernel
-        self._memories: dict[str, PoolMemory] = {}
+        self._store = store
         self._populated_bytes: dict[str, int] = {}
         self._populating: dict[str, asyncio.Task[None]] = {}
+        for pool in device.pools.values():
+            self._use(pool)
 
     @property
     def device_kind(self) -> str:
@@ -47,9 +58,19 @@ class Pools:
         return pool, created
 
     def _back(self, pool: Pool) -> None:
+        """Raises DeviceFullError, DeviceUnavailableError; then nothing was taken."""
         spec, total = pool.spec, pool.blocks_total
         memory = self._memory.create(pool.pool_id, spec.pool_bytes(total), spec.sidecar_bytes(total))
-        self._memories[pool.name] = memory
+        try:
+            for name, fd in zip(descriptors_of(pool), (memory.pool_fd, memory.sidecar_fd), strict=True):
+                self._store.put(name, fd)
+        except KvdError:
+            self._free(pool)
+            raise
+        self._use(pool)
+
+    def _use(self, pool: Pool) -> None:
+        memory, spec, total = self.memory_of(pool), pool.spec, pool.blocks_total
         self._populated_bytes[pool.name] = 0
         self._kernel.map_pool(MapPool(pool.pool_id, asdict(spec), total), (memory.pool_fd, memory.sidecar_fd))
         self._populating[pool.name] = asyncio.create_task(self._populate(pool.name, memory))
@@ -59,13 +80,18 @@ class Pools:
         """Raises PoolNotFoundError, PoolInUseError."""
         pool = self._device.drop_pool(name)
         self._populating.pop(name).cancel()
-        del self._memories[name], self._populated_bytes[name]
+        del self._populated_bytes[name]
         self._kernel.unmap_pool(pool.pool_id)
-        self._memory.free(pool.pool_id)
+        self._free(pool)
         LOG.info("pool %s is dropped", name)
 
+    def _free(self, pool: Pool) -> None:
+        for name in descriptors_of(pool):
+            self._store.drop(name)
+        self._memory.free(pool.pool_id)
+
     def memory_of(self, pool: Pool) -> PoolMemory:
-        return self._memories[pool.name]
+        return self._memory.memory_of(pool.pool_id)
 
     def populated_bytes(self, pool: Pool) -> int:
         """Bytes known to be backed by memory already."""

@@ -1,6 +1,7 @@
-"""Sessions by their secret token, their streams, and how they end: closed, gone, or expired."""
+"""Sessions by the hash of their secret token, their streams, and how they end: closed, gone, or expired."""
 
 import asyncio
+import hashlib
 import logging
 import secrets
 import time
@@ -17,6 +18,7 @@ from kvd.errors import (
 )
 from kvd.limits import MAX_CLIENT_NAME_CHARS
 from kvd_daemon.core import Device, Progress, Session, SessionIdentity, SessionState
+from kvd_daemon.fd_store import DescriptorStore
 
 from .events import Ended, Event, Renewed
 from .peers import Peer
@@ -47,11 +49,20 @@ class Outbox:
         return await self._events.get()
 
 
+def hash_of(token: bytes) -> bytes:
+    """What is kept of a token, in memory and in the journal."""
+    return hashlib.sha256(token).digest()
+
+
+def descriptor_of(session_id: str) -> str:
+    """The name under which a session's pidfd outlives the daemon."""
+    return f"session.{session_id}"
+
+
 @dataclass(eq=False)
 class OpenSession:
-    """A session with its secret, its process, its stream and its replies."""
+    """A session with its process, its stream and its replies."""
 
-    token: bytes
     session: Session
     peer: Peer
     outbox: Outbox
@@ -62,25 +73,41 @@ class OpenSession:
         return self.session.session_id
 
 
+@dataclass(frozen=True)
+class Opening:
+    """A session that was opened or resumed, and the token it answers to."""
+
+    opened: OpenSession
+    token: bytes = field(repr=False)
+    resumed: bool
+
+
 class Sessions:
     """All of a device's sessions."""
 
-    def __init__(self, device: Device, ttl_ns: int) -> None:
+    def __init__(self, device: Device, ttl_ns: int, store: DescriptorStore) -> None:
         self._device = device
         self._ttl_ns = ttl_ns
-        self._by_token: dict[bytes, OpenSession] = {}
+        self._store = store
+        self._by_hash: dict[bytes, OpenSession] = {}
         self._tickets = Tickets()
 
     def __iter__(self) -> Iterator[OpenSession]:
-        return iter(self._by_token.values())
+        return iter(self._by_hash.values())
+
+    def adopt(self, session: Session, pidfd: int) -> None:
+        """One that a daemon before this one opened: it waits to be resumed."""
+        identity = session.identity
+        self._watch(OpenSession(session, Peer(pidfd, identity.pid, identity.uid), Outbox()))
 
     def issue_ticket(self, peer: Peer) -> bytes:
         return self._tickets.issue(peer, time.monotonic_ns())
 
-    def open(self, ticket: bytes, client_name: str, resume_token: bytes) -> tuple[OpenSession, bool]:
-        """A new session of the ticket's process, or its old one; and whether it was resumed.
+    def open(self, ticket: bytes, client_name: str, resume_token: bytes) -> Opening:
+        """A new session of the ticket's process, or its old one.
 
-        Raises TicketInvalidError, SessionNotFoundError, SessionExpiredError, LimitExceededError.
+        Raises TicketInvalidError, SessionNotFoundError, SessionExpiredError, LimitExceededError,
+        DeviceUnavailableError.
         """
         if len(client_name) > MAX_CLIENT_NAME_CHARS:
             raise InvalidArgumentError(
@@ -91,25 +118,34 @@ class Sessions:
             if resume_token:
                 resumed = self._resume(resume_token, peer)
                 peer.close()
-                return resumed, True
-            return self._open(peer, client_name), False
+                return Opening(resumed, resume_token, True)
+            return self._open(peer, client_name)
         except KvdError:
             peer.close()
             raise
 
-    def _open(self, peer: Peer, client_name: str) -> OpenSession:
-        session_id = secrets.token_hex(SESSION_ID_BYTES)
-        identity = SessionIdentity(session_id, peer.tenant, peer.pid, peer.uid, client_name)
-        session = self._device.open_session(identity, self._ttl_ns, time.monotonic_ns())
-        opened = OpenSession(secrets.token_bytes(TOKEN_BYTES), session, peer, Outbox())
-        self._by_token[opened.token] = opened
-        peer.watch(lambda: self._process_gone(opened))
+    def _open(self, peer: Peer, client_name: str) -> Opening:
+        """The pidfd is kept before there is a session: one without is one whose process is gone."""
+        session_id, token = secrets.token_hex(SESSION_ID_BYTES), secrets.token_bytes(TOKEN_BYTES)
+        identity = SessionIdentity(session_id, peer.tenant, peer.pid, peer.uid, client_name, hash_of(token))
+        self._store.put(descriptor_of(session_id), peer.pidfd)
+        try:
+            session = self._device.open_session(identity, self._ttl_ns, time.monotonic_ns())
+        except KvdError:
+            self._store.drop(descriptor_of(session_id))
+            raise
+        opened = OpenSession(session, peer, Outbox())
+        self._watch(opened)
         LOG.info("session %s of pid %d (%s) opens", session_id, peer.pid, client_name)
-        return opened
+        return Opening(opened, token, False)
+
+    def _watch(self, opened: OpenSession) -> None:
+        self._by_hash[opened.session.identity.token_hash] = opened
+        opened.peer.watch(lambda: self._process_gone(opened))
 
     def _resume(self, token: bytes, peer: Peer) -> OpenSession:
         opened = self.by_token(token)
-        if opened.peer.pid != peer.pid:
+        if opened.peer.identity != peer.identity:
             raise NotOwnerError("only the session's own process may resume it; open a new session")
         self._device.renew(opened.session_id, (), time.monotonic_ns())
         opened.outbox.put(Ended())
@@ -119,7 +155,7 @@ class Sessions:
     def by_token(self, token: bytes) -> OpenSession:
         """Raises SessionNotFoundError."""
         try:
-            return self._by_token[token]
+            return self._by_hash[hash_of(token)]
         except KeyError:
             raise SessionNotFoundError("unknown session token; open a new session") from None
 
@@ -130,7 +166,7 @@ class Sessions:
 
     def stream_lost(self, opened: OpenSession, outbox: Outbox) -> None:
         """Its leases stay until the TTL; unless another stream has taken over, or it is over anyway."""
-        if self._by_token.get(opened.token) is not opened or opened.outbox is not outbox:
+        if not self._has(opened) or opened.outbox is not outbox:
             return
         if opened.session.is_over(time.monotonic_ns()):
             return
@@ -139,10 +175,13 @@ class Sessions:
 
     def close_session(self, opened: OpenSession) -> None:
         """The worker's own word that it has stopped writing."""
-        if self._by_token.get(opened.token) is opened:
+        if self._has(opened):
             reclaimed = self._device.close_session(opened.session_id)
             LOG.info("session %s closes: %d blocks back", opened.session_id, reclaimed.block_count)
-            self._forget(opened, None)
+            self._end(opened, None)
+
+    def _has(self, opened: OpenSession) -> bool:
+        return self._by_hash.get(opened.session.identity.token_hash) is opened
 
     def _process_gone(self, opened: OpenSession) -> None:
         reclaimed = self._device.session_gone(opened.session_id)
@@ -152,10 +191,15 @@ class Sessions:
             opened.session_id,
             reclaimed.block_count,
         )
-        self._forget(opened, SessionNotFoundError("the session's process is gone"))
+        self._end(opened, SessionNotFoundError("the session's process is gone"))
+
+    def _end(self, opened: OpenSession, error: KvdError | None) -> None:
+        """The pidfd is kept until there is no session any more."""
+        self._store.drop(descriptor_of(opened.session_id))
+        self._forget(opened, error)
 
     def _forget(self, opened: OpenSession, error: KvdError | None) -> None:
-        del self._by_token[opened.token]
+        del self._by_hash[opened.session.identity.token_hash]
         opened.peer.close()
         opened.outbox.put(Ended(error))
 
@@ -186,7 +230,7 @@ class Sessions:
                 opened.outbox.put(event)
 
     def close(self) -> None:
-        """The daemon ends: streams end, pidfds close."""
+        """The daemon ends: streams end, pidfds close. What outlives it, does."""
         for opened in list(self):
             self._forget(opened, None)
         self._tickets.close()

@@ -22,7 +22,7 @@ class Tickets:
     def issue(self, peer: Peer, now_ns: int) -> bytes:
         """A new ticket, which owns `peer` from now on. Raises LimitExceededError."""
         self.expire(now_ns)
-        own = [ticket for ticket, (holder, _) in self._open.items() if holder.pid == peer.pid]
+        own = [ticket for ticket, (holder, _) in self._open.items() if holder.identity == peer.identity]
         if len(own) >= MAX_TICKETS_PER_PROCESS:
             self._drop(own[0])
         if len(self._open) >= MAX_TICKETS:

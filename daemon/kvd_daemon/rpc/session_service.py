@@ -9,7 +9,7 @@ from kvd.errors import InvalidArgumentError, KvdError
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
 from kvd_daemon.engine import events
-from kvd_daemon.engine.sessions import OpenSession, Outbox
+from kvd_daemon.engine.sessions import Opening, OpenSession, Outbox
 
 from .answering import Answering, Context, answered, incident
 from .requests import progress_of
@@ -27,11 +27,11 @@ class SessionService(Answering, kvd_pb2_grpc.SessionServiceServicer):
         if first is None or first.WhichOneof("message") != "open":
             raise InvalidArgumentError("the first message of a session's stream must be `open`")
         asked = first.open
-        opened, resumed = self.engine.sessions.open(asked.ticket, asked.client_name, asked.resume_token)
-        outbox = opened.outbox
+        opening = self.engine.sessions.open(asked.ticket, asked.client_name, asked.resume_token)
+        opened, outbox = opening.opened, opening.opened.outbox
         reader = asyncio.create_task(self._read(opened, outbox, requests))
         try:
-            await context.write(self._opened(opened, resumed))
+            await context.write(self._opened(opening))
             await self._write(outbox, context)
         finally:
             reader.cancel()
@@ -68,14 +68,14 @@ class SessionService(Answering, kvd_pb2_grpc.SessionServiceServicer):
         else:
             outbox.put(events.Ended())
 
-    def _opened(self, opened: OpenSession, resumed: bool) -> pb.ConnectResponse:
-        session = opened.session
+    def _opened(self, opening: Opening) -> pb.ConnectResponse:
+        session = opening.opened.session
         answer = pb.SessionOpened(
             session_id=session.session_id,
-            session_token=opened.token,
+            session_token=opening.token,
             ttl=duration(session.ttl_ns),
             tenant=session.tenant,
-            resumed=resumed,
+            resumed=opening.resumed,
         )
         return pb.ConnectResponse(epoch=self.engine.epoch, opened=answer)
 

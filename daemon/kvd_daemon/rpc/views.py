@@ -34,6 +34,7 @@ def lease_state(change: Change) -> pb.LeaseState:
         compressed_length=lease.compressed_length,
         sealed_blocks=lease.sealed_blocks,
         skip_after=change.skip_after,
+        fence_slot=lease.fence_slot,
     )
 
 
