@@ -54,7 +54,7 @@ def test_mapped_memory_has_its_size_for_ever(shared_kvd: RunningKvd) -> None:
         assert [os.fstat(fd).st_size for fd in fds] == sizes
         for fd in fds:
             for size in (0, 1 << 30):
-                with pytest.raises(OSError, match="Operation not permitted|Invalid argument"):
+                with pytest.raises(OSError, match=r"not permitted|Invalid"):
                     os.ftruncate(fd, size)
             os.close(fd)
         worker.drop_pool("pool")
