@@ -4,14 +4,16 @@ import os
 import weakref
 from types import TracebackType
 
+from kvd.arguments import refused, whole
 from kvd.convert import spec_from_proto, spec_to_proto
 from kvd.errors import InvalidArgumentError, PoolNotFoundError
+from kvd.limits import MAX_BLOCKS_PER_POOL
 from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._attach import ask_memory
+from kvd_client._checked import client_name, pool_name, seconds
 from kvd_client._endpoint import find_endpoint
 from kvd_client._events import Events
-from kvd_client._limits import MAX_BLOCKS, client_name, whole
 from kvd_client._memory import PoolMemory
 from kvd_client._pool import Pool
 from kvd_client._session import Session, new_request_id
@@ -63,8 +65,10 @@ class Client:
         UnavailableError, DeadlineExceededError.
         """
         session = self._session
+        name, blocks = pool_name(name), whole("blocks", blocks, 0, MAX_BLOCKS_PER_POOL - 1)
+        if spec is not None and not isinstance(spec, KVSpec):
+            raise refused("spec", spec, "a kvd_client.KVSpec, such as KVSpec.from_hf(config),")
         session.check_usable()
-        blocks = whole("blocks", blocks, MAX_BLOCKS)
         if spec is None:
             if blocks:
                 raise InvalidArgumentError(
@@ -116,7 +120,7 @@ def connect(
     endpoint: str | os.PathLike[str] | None = None,
     *,
     device: str | None = None,
-    name: str = "",
+    name: str | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> Client:
     """Open a session with a device's daemon.
@@ -124,12 +128,13 @@ def connect(
     endpoint  a run directory or a device's directory in it; default $KVD_ENDPOINT, else $KVD_RUN_DIR, else
               /run/kvd for root, $XDG_RUNTIME_DIR/kvd, or /tmp/kvd-UID
     device    default: the only or the first one there
-    name      for `kvctl session list`
+    name      for `kvctl session list`; default: the process's id
     timeout   deadline of every call, in seconds
 
     Raises DeviceUnavailableError, DeadlineExceededError, InvalidArgumentError.
     """
-    shown_name = client_name(name or f"pid {os.getpid()}")
-    session = Session(find_endpoint(endpoint, device), shown_name, timeout)
+    shown_name = client_name(f"pid {os.getpid()}" if name in (None, "") else name)
+    timeout_s = seconds("timeout", timeout)
+    session = Session(find_endpoint(endpoint, device), shown_name, timeout_s)
     session.start()
     return Client(session)

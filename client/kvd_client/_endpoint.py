@@ -4,11 +4,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvd.arguments import refused, text
 from kvd.errors import DeviceUnavailableError, InvalidArgumentError
-
-GRPC_SOCKET = "grpc.sock"
-ATTACH_SOCKET = "attach.sock"
-MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path, its final zero not counted
+from kvd.run_dir import ATTACH_SOCKET, GRPC_SOCKET, MAX_SOCKET_PATH_BYTES, default_run_dir
 
 
 @dataclass(frozen=True)
@@ -30,35 +28,39 @@ class Endpoint:
         return str(self.directory / ATTACH_SOCKET)
 
 
-def default_run_dir() -> Path:
-    """$KVD_RUN_DIR; else /run/kvd for root, $XDG_RUNTIME_DIR/kvd, or /tmp/kvd-UID."""
-    if named := os.environ.get("KVD_RUN_DIR"):
-        return Path(named)
-    if os.geteuid() == 0:
-        return Path("/run/kvd")
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        return Path(runtime) / "kvd"
-    return Path(f"/tmp/kvd-{os.geteuid()}")
-
-
 def find_endpoint(where: str | os.PathLike[str] | None = None, device: str | None = None) -> Endpoint:
     """The device directory `where`, or `device` (default: the first one) in the run directory `where`.
 
     Without `where` it is $KVD_ENDPOINT, else the default run directory. Raises DeviceUnavailableError if no
-    daemon has been there.
+    daemon has been there, InvalidArgumentError if that is no path of a directory.
     """
-    named = where or os.environ.get("KVD_ENDPOINT") or default_run_dir()
-    base = Path(os.fspath(named)).absolute()
-    if (base / ATTACH_SOCKET).exists():
-        return _fits(base, device)
-    if device is not None:
-        return _fits(base / device, device)
-    found = sorted(path.parent for path in base.glob(f"*/{ATTACH_SOCKET}"))
+    named = where or os.environ.get("KVD_ENDPOINT") or default_run_dir(os.environ, os.geteuid())
+    base = _absolute(named)
+    wanted = None if device is None else text("device", device, MAX_SOCKET_PATH_BYTES)
+    try:
+        if (base / ATTACH_SOCKET).exists():
+            return _fits(base, wanted)
+        if wanted is not None:
+            return _fits(base / wanted, wanted)
+        found = sorted(path.parent for path in base.glob(f"*/{ATTACH_SOCKET}"))
+    except OSError as error:
+        raise DeviceUnavailableError(f"{base}: {error.strerror}; name kvd's run directory") from None
     if not found:
         raise DeviceUnavailableError(
             f"no device in {base}; start one with `kvd --run-dir {base}`, or name it with KVD_ENDPOINT"
         )
     return _fits(found[0], None)
+
+
+def _absolute(named: object) -> Path:
+    """The path of a string or a PathLike, which a socket's path could begin with."""
+    path = os.fspath(named) if isinstance(named, os.PathLike) else named
+    if not isinstance(path, str) or "\0" in path:
+        raise refused("endpoint", named, "a directory, as a string or a path,")
+    base = Path(path).absolute()
+    if len(os.fsencode(base)) > MAX_SOCKET_PATH_BYTES:
+        raise refused("endpoint", named, f"a path that fits a socket's {MAX_SOCKET_PATH_BYTES} bytes")
+    return base
 
 
 def _fits(directory: Path, device: str | None) -> Endpoint:

@@ -4,6 +4,8 @@ from collections import deque
 from dataclasses import dataclass
 from threading import Condition
 
+from kvd_client._checked import seconds
+
 MAX_WAITING_EVENTS = 1024  # events; of a worker that never looks only the newest are kept
 
 
@@ -48,8 +50,9 @@ class Events:
 
     def get(self, timeout: float) -> Event | None:
         """The next event, or None if none came within `timeout` seconds."""
+        patience_s = seconds("timeout", timeout)
         with self._arrived:
-            arrived = self._arrived.wait_for(lambda: len(self._waiting) > 0, timeout)
+            arrived = self._arrived.wait_for(lambda: len(self._waiting) > 0, patience_s)
             return self._waiting.popleft() if arrived else None
 
     def drain(self) -> list[Event]:

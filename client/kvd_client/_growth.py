@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvd.errors import ConflictError, PoolExhaustedError
+from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.policy import Streaming
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import LeaseCall
 from kvd_client._handle import LeaseHandle
-from kvd_client._limits import MAX_TOKENS
 from kvd_client._session import Session, new_request_id
 from kvd_client._state import Skip, SlotState
 
@@ -35,7 +35,7 @@ class Growth:
 
     def item(self, block_size: int, ahead: bool) -> pb.ExtendItem:
         tokens = self.tokens + (self.ahead_tokens(block_size) if ahead else 0)
-        return pb.ExtendItem(progress=self.handle.progress(), tokens=min(tokens, MAX_TOKENS))
+        return pb.ExtendItem(progress=self.handle.progress(), tokens=min(tokens, MAX_TOKENS_PER_LEASE))
 
     def ahead_tokens(self, block_size: int) -> int:
         """None for a streaming lease: its blocks are recycled, and none earlier than need be."""

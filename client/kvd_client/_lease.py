@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from kvd.arguments import refused, whole
 from kvd.convert import policy_to_proto
 from kvd.errors import InvalidArgumentError
+from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.policy import Policy
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import LeaseCall, held
+from kvd_client._checked import prefix_hashes as checked_hashes
+from kvd_client._checked import seconds, token_count
 from kvd_client._handle import LeaseHandle
-from kvd_client._limits import MAX_TOKENS, whole
 from kvd_client._queries import pack_queries
 from kvd_client._report import CompressionReport, Rope
 from kvd_client._session import new_request_id
@@ -103,10 +106,10 @@ class Lease:
     def slot_mapping(self, start: int, stop: int) -> Slots:
         """Pool slots (block_id * block_size + offset) of the lease's slots [start, stop), int64."""
         self.handle.check()
-        if not 0 <= start <= stop <= self.capacity:
-            raise InvalidArgumentError(
-                f"slots {start} to {stop} of a lease of {self.capacity}; extend() it first"
-            )
+        stop = whole("stop", stop, 0, MAX_TOKENS_PER_LEASE)
+        start = whole("start", start, 0, stop)
+        if stop > self.capacity:
+            raise InvalidArgumentError(f"stop={stop}; the lease has {self.capacity} slots: extend() it first")
         slots = np.arange(start, stop, dtype=np.int64)
         return self.handle.state.pool_slots(slots, self.pool.spec.block_size)
 
@@ -141,7 +144,7 @@ class Lease:
 
     def commit(self, tokens: int) -> None:
         """`tokens` more are written. The daemon hears it with the next call or renewal."""
-        tokens = whole("tokens", tokens, MAX_TOKENS)
+        tokens = token_count(tokens)
         with self.handle.lock:
             self.handle.check()
             self.handle.state = self.handle.state.committed(tokens, self.pool.spec.block_size)
@@ -165,9 +168,10 @@ class Lease:
         `prefix_hashes` are 32 bytes each, chained: a block's hash covers all tokens up to its end. Blocks
         that somebody sealed before take the place of this lease's own: the block table changes.
         """
+        hashes = checked_hashes("prefix_hashes", prefix_hashes)
         with held(self._session, [self.handle]):
             request = pb.SealRequest(
-                request_id=new_request_id(), progress=self.handle.progress(), prefix_hashes=prefix_hashes
+                request_id=new_request_id(), progress=self.handle.progress(), prefix_hashes=hashes
             )
             self._make(self._session.lease_service.Seal, request)
 
@@ -200,16 +204,20 @@ class Lease:
         KernelWorkerUnavailableError, PoolExhaustedError (no blocks for the queries). `timeout` in seconds,
         default COMPRESS_S or the client's, whichever is longer.
         """
-        used = policy or self.policy
+        used = self.policy if policy is None else policy
         request = pb.CompressRequest(request_id=new_request_id())
         if policy is not None:
             request.policy.CopyFrom(policy_to_proto(policy))
         if rope is not None:
+            if not isinstance(rope, Rope):
+                raise refused("rope", rope, "a kvd_client.Rope")
             request.rope.CopyFrom(pb.Rope(inv_freq=rope.inv_freq, style=rope.style))
         if queries is None and used.needs_queries:
             spec = self.pool.spec
             needed = f"[{spec.layers}, window, query heads, {spec.head_dim_k}]"
             raise InvalidArgumentError(f"{used} needs queries {needed}: compress(queries=...)")
+        if queries is None and row_lse is not None:
+            raise InvalidArgumentError("row_lse without the queries it belongs to: compress(queries=...)")
         service = self._session.lease_service
         answer = self._vote(service.Compress, request, (queries, row_lse), timeout)
         return CompressionReport.from_proto(answer.report)
@@ -218,13 +226,16 @@ class Lease:
         """Add the attention of the last tokens' queries to the running scores that H2O ranks by; the number
         of slots that have scores now. Arguments and errors as for `compress`."""
         request = pb.ObserveRequest(request_id=new_request_id())
+        if queries is None:
+            raise InvalidArgumentError("queries=None; those of the tokens to observe are needed")
         answer = self._vote(self._session.lease_service.Observe, request, (queries, row_lse), timeout)
         return int(answer.observed_length)
 
     def _vote(self, method: Any, request: Any, tensors: tuple[Any, Any], timeout: float | None) -> Any:
         """Make a call that may carry queries, which lie in scratch blocks as long as it lasts."""
         queries, row_lse = tensors
-        patience_s = max(COMPRESS_S, self._session.timeout_s) if timeout is None else timeout
+        longest_s = max(COMPRESS_S, self._session.timeout_s)
+        patience_s = longest_s if timeout is None else seconds("timeout", timeout)
         with held(self._session, [self.handle]):
             if queries is None:
                 request.progress.CopyFrom(self.handle.progress())

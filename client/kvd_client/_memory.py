@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from kvd.arguments import whole
 from kvd.errors import InternalError, InvalidArgumentError
 from kvd.spec import KVSpec, Plane
 from kvd_client._attach import Descriptors
+from kvd_client._checked import slot_array
 from kvd_client._fork import keep_in_children
+from kvd_client._tensors import framework_name, tensor_of
 
 if TYPE_CHECKING:
     import torch
@@ -48,14 +51,11 @@ class PoolMemory:
 
     def layer(self, index: int, framework: str) -> Any:
         """K and V of one layer, each [blocks, block_size, kv_heads, head_dim]."""
-        if not 0 <= index < self.spec.layers:
-            raise InvalidArgumentError(f"layer {index}; the pool has layers 0 to {self.spec.layers - 1}")
+        index, framework = whole("layer", index, 0, self.spec.layers - 1), framework_name(framework)
         k, v = self.spec.planes(index, self.blocks_total)
         if framework == "numpy":
             return self._array(k), self._array(v)
-        if framework == "torch":
-            return self._tensor(k), self._tensor(v)
-        raise InvalidArgumentError(f"framework {framework!r}; one of torch, numpy is needed")
+        return self._tensor(k), self._tensor(v)
 
     def _shape(self, plane: Plane) -> tuple[int, int, int, int]:
         return (self.blocks_total, self.spec.block_size, self.spec.kv_heads, plane.head_dim)
@@ -77,19 +77,19 @@ class PoolMemory:
         offset = plane.offset_bytes // self.spec.element_bytes
         return elements.as_strided(self._shape(plane), self._strides(plane), offset)
 
-    def write(self, layer: int, slots: npt.NDArray[np.int64], k: Any, v: Any) -> None:
+    def write(self, layer: int, slots: Any, k: Any, v: Any) -> None:
         """See Pool.write."""
-        at = self._split(slots)
-        views = self.layer(layer, "numpy")
-        rows = [self._bits(tensor, slots.size, view) for tensor, view in zip((k, v), views, strict=True)]
-        for view, row in zip(views, rows, strict=True):
-            view[at] = row
+        blocks, offsets = self._split(slots)
+        k_view, v_view = self.layer(layer, "numpy")
+        k_rows = self._bits("k", k, blocks.size, k_view)
+        v_rows = self._bits("v", v, blocks.size, v_view)
+        k_view[blocks, offsets], v_view[blocks, offsets] = k_rows, v_rows
 
-    def gather(self, layer: int, slots: npt.NDArray[np.int64], framework: str) -> tuple[Any, Any]:
+    def gather(self, layer: int, slots: Any, framework: str) -> tuple[Any, Any]:
         """See Pool.gather."""
         at = self._split(slots)
         k, v = (view[at] for view in self.layer(layer, "numpy"))
-        if framework == "numpy":
+        if framework_name(framework) == "numpy":
             return k, v
         import torch
 
@@ -97,25 +97,27 @@ class PoolMemory:
         k, v = (torch.from_numpy(rows.view(np.uint8)).view(dtype) for rows in (k, v))
         return k, v
 
-    def _split(self, slots: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+    def _split(self, slots: Any) -> tuple[Array, Array]:
         """Block ids and offsets of pool slots."""
-        slots = np.asarray(slots, np.int64)
-        if slots.size and not 0 <= slots.min() <= slots.max() < self.blocks_total * self.spec.block_size:
-            raise InvalidArgumentError(f"slots beyond the {self.blocks_total} blocks of the pool")
-        return slots // self.spec.block_size, slots % self.spec.block_size
+        at = slot_array(slots, self.blocks_total * self.spec.block_size)
+        return at // self.spec.block_size, at % self.spec.block_size
 
-    def _bits(self, tensor: Any, count: int, view: Array) -> Array:
-        """`tensor` as an array of the view's type. Raises InvalidArgumentError if it has another shape."""
+    def _bits(self, name: str, value: Any, count: int, view: Array) -> Array:
+        """`value` as an array of the view's type. Raises InvalidArgumentError if it cannot be one."""
         needed = (count, *view.shape[2:])
+        tensor = tensor_of(name, value, list(needed))
         if tuple(tensor.shape) != needed:
-            raise InvalidArgumentError(f"a tensor of shape {list(tensor.shape)}; {list(needed)} is needed")
+            raise InvalidArgumentError(f"{name} of shape {list(tensor.shape)}; {list(needed)} is needed")
         if isinstance(tensor, np.ndarray):
             if tensor.dtype != view.dtype:
                 raise InvalidArgumentError(
-                    f"an array of {tensor.dtype}; a {self.spec.dtype} pool takes {view.dtype} arrays"
+                    f"{name} is an array of {tensor.dtype}; {view.dtype} for {self.spec.dtype} is needed"
                 )
             return tensor
         import torch
+
+        if not tensor.is_floating_point():
+            raise InvalidArgumentError(f"{name} is a tensor of {tensor.dtype}; a float type is needed")
 
         rows = tensor.detach().to(getattr(torch, self.spec.dtype)).cpu().contiguous()
         bits: Array = rows.view(torch.uint8).numpy().view(view.dtype)

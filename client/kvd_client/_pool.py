@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvd.arguments import listed, refused, whole
 from kvd.convert import policy_to_proto, runs_from_proto
 from kvd.errors import (
     ClosedError,
@@ -24,16 +25,18 @@ from kvd.policy import Dense, Policy
 from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import held
+from kvd_client._checked import prefix_hashes, token_count
 from kvd_client._growth import Growth, grow
 from kvd_client._handle import LeaseHandle
 from kvd_client._lease import Lease
-from kvd_client._limits import MAX_TOKENS, whole
 from kvd_client._memory import PoolMemory
 from kvd_client._session import Session, new_request_id
 from kvd_client._state import Slots
 
 MAX_LEASE_AHEAD = 1024  # blocks; more is `tokens`
 DEFAULT_LEASE_AHEAD = 1  # blocks; a decode step then asks the daemon every 2 * block_size tokens
+WISHES = "a list of LeaseWish"
+LEASES = "a list of leases of this pool"
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,10 @@ class LeaseWish:
     lease_ahead: int = DEFAULT_LEASE_AHEAD
 
     def __post_init__(self) -> None:
-        whole("tokens", self.tokens, MAX_TOKENS)
-        whole("lease_ahead", self.lease_ahead, MAX_LEASE_AHEAD)
+        token_count(self.tokens)
+        whole("lease_ahead", self.lease_ahead, 0, MAX_LEASE_AHEAD)
+        policy_to_proto(self.policy)
+        object.__setattr__(self, "prefix", tuple(prefix_hashes("prefix", self.prefix)))
 
 
 class Pool:
@@ -116,7 +121,8 @@ class Pool:
     def write(self, layer: int, slots: Slots, k: Any, v: Any) -> None:
         """Store K [n, kv_heads, head_dim_k] and V [n, kv_heads, head_dim_v] in pool slots [n].
 
-        Torch tensors of any float type, or numpy arrays of the type that `layer` has.
+        Torch tensors of any float type, or numpy arrays of the type that `layer` has. Raises
+        InvalidArgumentError on anything else; nothing is written then.
         """
         self.check()
         self._memory.write(layer, slots, k, v)
@@ -140,10 +146,15 @@ class Pool:
         Raises PoolExhaustedError, LimitExceededError, PrefixNotFoundError, UnavailableError,
         DeadlineExceededError.
         """
-        return self.lease_many([LeaseWish(tokens, policy or Dense(), prefix, lease_ahead)])[0]
+        kept = Dense() if policy is None else policy
+        return self.lease_many([LeaseWish(tokens, kept, prefix, lease_ahead)])[0]
 
     def lease_many(self, wishes: Sequence[LeaseWish]) -> list[Lease]:
         """Lease for several sequences, all or none, in one call. Raises as `lease`."""
+        wishes = listed("wishes", wishes, WISHES)
+        for wish in wishes:
+            if not isinstance(wish, LeaseWish):
+                raise refused("wishes", [wish], WISHES)
         self.check()
         if not wishes:
             return []
@@ -159,9 +170,12 @@ class Pool:
         return [self._adopt(wish, answer) for wish, answer in zip(wishes, answers, strict=True)]
 
     def extend_many(self, leases: Sequence[Lease], tokens: Sequence[int]) -> list[Slots]:
-        """`Lease.extend` for several leases, all or none, in at most one call."""
+        """`Lease.extend` for several leases, all or none, in at most one call: one number for each."""
+        leases = self._own(leases)
+        tokens = [token_count(count) for count in listed("tokens", tokens, "a number for each lease")]
+        if len(tokens) != len(leases):
+            raise InvalidArgumentError(f"{len(tokens)} numbers of tokens for {len(leases)} leases")
         handles = [lease.handle for lease in leases]
-        tokens = [whole("tokens", count, MAX_TOKENS) for count in tokens]
         block_size = self.spec.block_size
         with held(self.session, handles):
             growths = [
@@ -176,11 +190,24 @@ class Pool:
 
     def release_many(self, leases: Sequence[Lease]) -> None:
         """`Lease.release` for several leases, in one call."""
+        leases = self._own(leases)
         if self.session.is_foreign:
             return
         for lease in leases:
             lease.handle.end()
         self.session.release_orphans()
+
+    def _own(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Raises InvalidArgumentError unless they are distinct leases of this pool's."""
+        checked = listed("leases", leases, LEASES)
+        for lease in checked:
+            if not isinstance(lease, Lease):
+                raise refused("leases", [lease], LEASES)
+            if lease.pool.session is not self.session or lease.pool.name != self.name:
+                raise InvalidArgumentError(f"{lease} is none of this client's in pool {self.name!r}")
+        if len({id(lease) for lease in checked}) != len(checked):
+            raise InvalidArgumentError("a lease is named twice in one call; name each once")
+        return checked
 
     def _adopt(self, wish: LeaseWish, answer: pb.LeaseState) -> Lease:
         handle = LeaseHandle(self.session, self.session_id, wish.policy, answer)

@@ -10,6 +10,7 @@ from kvd.errors import InvalidArgumentError
 from kvd.spec import QUERY_DTYPES, KVSpec
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._spec import dtype_name
+from kvd_client._tensors import tensor_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class QueryTensor:
 def pack_queries(queries: Any, row_lse: Any, spec: KVSpec, length: int) -> QueryTensor:
     """Check and flatten a torch or numpy tensor. Raises InvalidArgumentError that names the shape needed."""
     needed = f"[{spec.layers} layers, 1 to {length} tokens, query heads, {spec.head_dim_k}]"
-    shape, dtype = tuple(getattr(queries, "shape", ())), dtype_name(getattr(queries, "dtype", None))
+    queries = tensor_of("queries", queries, needed)
+    shape, dtype = tuple(queries.shape), dtype_name(queries.dtype)
     if len(shape) != 4 or (shape[0], shape[3]) != (spec.layers, spec.head_dim_k):
         raise InvalidArgumentError(f"queries of shape {list(shape)}; {needed} is needed")
     tokens, query_heads = shape[1], shape[2]
@@ -51,9 +53,11 @@ def pack_queries(queries: Any, row_lse: Any, spec: KVSpec, length: int) -> Query
         raise InvalidArgumentError(f"queries of {dtype}; one of {', '.join(QUERY_DTYPES)} is needed")
     parts = [_finite_bytes("queries", queries)]
     if row_lse is not None:
-        lse_shape = tuple(getattr(row_lse, "shape", ()))
-        if lse_shape != shape[:3] or dtype_name(row_lse.dtype) != "float32":
-            raise InvalidArgumentError(f"row_lse {list(lse_shape)}; float32 {list(shape[:3])} is needed")
+        given = (tuple(tensor_of("row_lse", row_lse, list(shape[:3])).shape), dtype_name(row_lse.dtype))
+        if given != (shape[:3], "float32"):
+            raise InvalidArgumentError(
+                f"row_lse {given[1]} {list(given[0])}; float32 {list(shape[:3])} is needed"
+            )
         parts.append(_finite_bytes("row_lse", row_lse))
     return QueryTensor(tokens, query_heads, dtype, row_lse is not None, np.concatenate(parts))
 

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from kvd.arguments import one_of, refused
+from kvd.policy import ROPE_STYLES
+from kvd.spec import MAX_HEAD_DIM
 from kvd.v1 import kvd_pb2 as pb
+from kvd_client._checked import number_row
+
+MAX_FREQUENCIES = MAX_HEAD_DIM // 2  # one for two elements of a key
 
 
 @dataclass(frozen=True)
@@ -16,10 +22,20 @@ class Rope:
     inv_freq  inverse frequencies as the model uses them (YaRN or llama3 scaling applied),
               at most head_dim_k / 2
     style     "half_split" (Llama, Qwen, Mistral) or "interleaved" (GPT-J)
+
+    Raises InvalidArgumentError on anything else.
     """
 
     inv_freq: Sequence[float]
     style: str = "half_split"
+
+    def __post_init__(self) -> None:
+        one_of("style", self.style, ROPE_STYLES)
+        needed = f"a row of 1 to {MAX_FREQUENCIES} finite numbers"
+        row = number_row("inv_freq", self.inv_freq, "fiu", needed).astype(np.float64)
+        if not 1 <= row.size <= MAX_FREQUENCIES or not np.isfinite(row).all():
+            raise refused("inv_freq", self.inv_freq, needed)
+        object.__setattr__(self, "inv_freq", tuple(row.tolist()))
 
 
 @dataclass(frozen=True)

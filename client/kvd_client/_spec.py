@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvd import spec as shared
+from kvd.arguments import shown
 from kvd.errors import InvalidArgumentError
 from kvd.spec import KV_LAYER_TYPES
 
@@ -46,23 +47,41 @@ class KVSpec(shared.KVSpec):
     def from_hf(cls, config: Any, dtype: Any = None, **others: Any) -> "KVSpec":
         """The geometry of a transformers config: one whose layers all keep keys and values.
 
-        `dtype` defaults to the config's, `others` are block_size, layout and backend.
+        `dtype` defaults to the config's, `others` are block_size, layout and backend. Raises
+        InvalidArgumentError where the config does not say enough.
         """
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
-        without_kv = set(getattr(config, "layer_types", None) or ()) - set(KV_LAYER_TYPES)
+        without_kv = set(map(str, getattr(config, "layer_types", None) or ())) - set(KV_LAYER_TYPES)
         if without_kv:
             raise InvalidArgumentError(
                 f"layers of type {', '.join(sorted(without_kv))} keep no keys and values; "
                 f"build KVSpec(layers=...) with the number of those that do"
             )
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        dims = {"head_dim_k": head_dim, "head_dim_v": head_dim}
-        if rope_dim := getattr(config, "qk_rope_head_dim", None):  # multi-head latent attention, uncompressed
-            dims = {"head_dim_k": config.qk_nope_head_dim + rope_dim, "head_dim_v": config.v_head_dim}
+        heads = _count(config, "num_attention_heads")
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         dtype = dtype or getattr(config, "dtype", None) or "bfloat16"
-        return cls(config.num_hidden_layers, kv_heads, dtype=dtype, **dims, **others)
+        return cls(
+            _count(config, "num_hidden_layers"), kv_heads, dtype=dtype, **_dims(config, heads), **others
+        )
+
+
+def _dims(config: Any, heads: int) -> dict[str, int]:
+    """Elements of a key and of a value of one head."""
+    if rope_dim := getattr(config, "qk_rope_head_dim", None):  # multi-head latent attention, uncompressed
+        nope_dim = _count(config, "qk_nope_head_dim")
+        return {"head_dim_k": nope_dim + rope_dim, "head_dim_v": _count(config, "v_head_dim")}
+    head_dim = getattr(config, "head_dim", None) or _count(config, "hidden_size") // heads
+    return {"head_dim_k": head_dim, "head_dim_v": head_dim}
+
+
+def _count(config: Any, name: str) -> int:
+    value = getattr(config, name, None)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidArgumentError(
+            f"the config, a {type(config).__name__}, has {name}={shown(value)}; pass a transformers config "
+            f"of a decoder, or build KVSpec(layers=...) by hand"
+        )
+    return value
 
 
 def dtype_name(dtype: Any) -> str:

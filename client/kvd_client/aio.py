@@ -14,6 +14,7 @@ import asyncio
 from typing import Any
 
 import kvd_client
+from kvd.arguments import refused
 from kvd_client._client import Client
 from kvd_client._lease import Lease
 from kvd_client._pool import Pool
@@ -29,6 +30,8 @@ class Async:
     """A Client, Pool or Lease (as `sync`) whose calls to the daemon are coroutines."""
 
     def __init__(self, sync: Client | Pool | Lease) -> None:
+        if type(sync) not in AWAITED:
+            raise refused("sync", sync, "a kvd_client Client, Pool or Lease")
         self.sync = sync
 
     def __getattr__(self, name: str) -> Any:
@@ -38,7 +41,8 @@ class Async:
 
         async def call(*arguments: Any, **named: Any) -> Any:
             sync = [_unwrapped(argument) for argument in arguments]
-            return _wrapped(await asyncio.to_thread(attribute, *sync, **named))
+            sync_named = {name: _unwrapped(argument) for name, argument in named.items()}
+            return _wrapped(await asyncio.to_thread(attribute, *sync, **sync_named))
 
         return call
 
@@ -61,4 +65,6 @@ def _wrapped(result: Any) -> Any:
 
 
 def _unwrapped(argument: Any) -> Any:
-    return [getattr(one, "sync", one) for one in argument] if isinstance(argument, list) else argument
+    if isinstance(argument, list | tuple):
+        return [one.sync if isinstance(one, Async) else one for one in argument]
+    return argument.sync if isinstance(argument, Async) else argument

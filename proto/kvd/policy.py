@@ -17,6 +17,7 @@ DEFAULT_SINKS = 4  # tokens; StreamingLLM, section 3.2
 MAX_KEEP_DENOMINATOR = 1_000_000  # on the wire; finer ratios mean nothing at 128k tokens
 MAX_KERNEL = 255  # tokens; wider pooling than any measured setting
 MAX_WINDOW = 1 << 20  # tokens; eight times the longest context in wide use
+ROPE_STYLES = ("half_split", "interleaved")  # how a rotary embedding pairs the elements of a key
 KEPT_AMOUNT = "a ratio in (0, 1] or a number of tokens"
 
 
