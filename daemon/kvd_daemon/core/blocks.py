@@ -52,10 +52,14 @@ class Blocks:
         self.tenant: npt.NDArray[np.int16] = np.zeros(total, np.int16)
         self.holders: IntArray = np.zeros(total, np.int32)
         self.state[NULL_BLOCK] = BlockState.NULL
+        self._counts = [total - 1, 0, 0, 0, 0, 1]
+        self._view()
+
+    def _view(self) -> None:
+        """The same memory, for plain ints and bytes."""
         self._states = self.state.data
         self._generations = self.generation.data
         self._tenants = self.tenant.data
-        self._counts = [total - 1, 0, 0, 0, 0, 1]
 
     @property
     def total(self) -> int:

@@ -33,7 +33,8 @@ class Ending(StrEnum):
 class BlockTable:
     """Block ids in slot order, as maximal runs: of those most leases have a few, however long they are.
 
-    Appending costs what is appended. The ids are laid out whenever somebody asks for them.
+    Appending costs what is appended. The ids are laid out whenever somebody asks for them, in any thread: the
+    runs are copied at once, and a run is appended at once.
     """
 
     __slots__ = ("_count", "_runs")
@@ -54,9 +55,10 @@ class BlockTable:
 
     def runs(self, first_entry: int = 0) -> list[Run]:
         """The blocks from table entry `first_entry` on, as maximal runs in slot order."""
-        flat, left = self._runs, self._count - first_entry
         if not first_entry:
+            flat = self._runs[:]
             return list(zip(flat[::2], flat[1::2], strict=True))
+        flat, left = self._runs, self._count - first_entry
         tail: list[Run] = []
         for index in range(len(flat) - 2, -1, -2):
             if left <= 0:
@@ -74,8 +76,7 @@ class BlockTable:
             if flat and flat[-2] + flat[-1] == first:
                 flat[-1] += count
             else:
-                flat.append(first)
-                flat.append(count)
+                flat.extend((first, count))
             self._count += count
 
 
