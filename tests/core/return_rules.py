@@ -7,12 +7,13 @@ from hypothesis.stateful import precondition, rule
 from kvd import errors as e
 from kvd_daemon.core import LeaseWish, Progress
 
-from .driver import Chance, Driver, Refusal, any_lease, any_session, anything
+from .driver import TTL, Chance, Driver, Refusal, any_lease, any_session, anything
+from .snapshot import snapshot
 from .world import WorldLease, hashes
 
 
 class ReturnRules(Driver):
-    """seal, release, release_blocks, revoke; stale, foreign, doubled and impossible requests."""
+    """seal, release, release_blocks, revoke, rehearse; stale, foreign, doubled and impossible requests."""
 
     @precondition(any_lease)
     @rule(chance=anything)
@@ -104,10 +105,27 @@ class ReturnRules(Driver):
     @rule(chance=anything)
     def revoke(self, chance: Chance) -> None:
         lease = self.a_lease(chance, busy=chance.random() < 0.5)
-        answer = self.ask(self.world.fate_error(lease), lambda: self.device.revoke(lease.lease_id))
+        answer = self.ask(self.revoke_refusal(lease), lambda: self.device.revoke(lease.lease_id))
         if answer:
-            assert answer.quarantined_count == len(lease.table) - lease.sealed
-            self.world.fence(lease, "revoked")
+            assert answer.deferred == lease.busy
+            if lease.busy:
+                assert answer.quarantined_count == 0
+                lease.ending = "revoke"
+            else:
+                assert answer.quarantined_count == len(lease.table) - lease.sealed
+                self.world.fence(lease, "revoked")
+
+    def revoke_refusal(self, lease: WorldLease) -> Refusal:
+        if lease.busy and lease.ending is None:
+            return None
+        pending = {"revoke": e.LeaseRevokedError, "expire": e.LeaseExpiredError}
+        return pending.get(lease.ending or "", self.world.fate_error(lease))
+
+    @rule(chance=anything)
+    def rehearse(self, chance: Chance) -> None:
+        before = snapshot(self.device)
+        self.device.rehearse(self.world.now + chance.randint(0, TTL))
+        assert snapshot(self.device) == before
 
     @precondition(any_lease)
     @rule(chance=anything)

@@ -104,6 +104,7 @@ CALM = {
     "open": 0.4,
     "end_session": 0.2,
     "revoke": 0.2,
+    "rehearse": 0.2,
     "time_passes": 0.4,
     "malformed": 0.4,
     "compress": 2,

@@ -151,11 +151,49 @@ def test_a_busy_lease_refuses_everything_but_its_jobs_end() -> None:
         lambda: desk.compress(lease),
         lambda: desk.seal(lease, desk.names(1)),
         lambda: desk.device.release("ann", [lease.lease_id]),
-        lambda: desk.device.revoke(lease.lease_id),
     ]
     for call in calls:
         with pytest.raises(e.LeaseBusyError):
             call()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_busy_lease_is_revoked_when_its_job_has_ended(lost: bool) -> None:
+    desk = Desk()
+    lease = desk.prefill(320, SNAP)
+    desk.compress(lease)
+    revoked = desk.device.revoke(lease.lease_id)
+    assert (revoked.deferred, revoked.quarantined_count) == (True, 0)
+    assert (lease.state, lease.fence) == (LeaseState.COMPRESSING, 0)
+    with pytest.raises(e.LeaseRevokedError):
+        desk.device.revoke(lease.lease_id)
+    desk.device.abort_compress(lease.lease_id, lost)
+    assert lease.state is LeaseState.REVOKED
+    desk.device.check()
+    desk.device.release("ann", [lease.lease_id])
+    desk.device.check()
+
+
+def test_a_revoked_lease_stays_revoked_when_its_session_expires_before_the_job_ends() -> None:
+    desk = Desk()
+    lease = desk.prefill(320, SNAP)
+    desk.compress(lease)
+    desk.device.revoke(lease.lease_id)
+    desk.device.expire(desk.device.sessions["ann"].expires_ns)
+    desk.device.abort_compress(lease.lease_id, lost=False)
+    assert lease.state is LeaseState.REVOKED
+
+
+def test_a_lease_that_goes_with_its_job_is_not_taken_away_on_top() -> None:
+    desk = Desk()
+    lease = desk.prefill(320, SNAP)
+    desk.compress(lease)
+    desk.device.expire(desk.device.sessions["ann"].expires_ns)
+    with pytest.raises(e.LeaseExpiredError):
+        desk.device.revoke(lease.lease_id)
+    desk.device.session_gone("ann")
+    with pytest.raises(e.LeaseBusyError):
+        desk.device.revoke(lease.lease_id)
 
 
 def test_queries_cannot_be_released_while_they_are_read() -> None:

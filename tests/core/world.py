@@ -202,8 +202,8 @@ class World:
         lease.busy = False
         if lease.ending == "reclaim":
             self.forget(lease)
-        elif lease.ending == "expire" and lease.fate != "revoked":
-            self.fence(lease, "expired")
+        elif lease.ending is not None and lease.fate != "revoked":
+            self.fence(lease, {"expire": "expired", "revoke": "revoked"}[lease.ending])
         lease.ending = None
 
     def end_session(self, session: str) -> tuple[set[int], set[int]]:
@@ -228,7 +228,7 @@ class World:
             for lease in self.leases_of(name):
                 ids.add(lease.lease_id)
                 if lease.busy:
-                    lease.ending = "expire"
+                    lease.ending = lease.ending or "expire"
                 elif lease.fate != "revoked":
                     self.fence(lease, "expired")
         return ids

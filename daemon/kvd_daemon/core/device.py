@@ -20,7 +20,19 @@ from kvd.limits import MAX_POOL_NAME_CHARS
 from kvd.policy import Policy
 from kvd.spec import KVSpec
 
-from . import compressing, ending, granting, invariants, jobs, observing, quotas, renewing, scrubbing, sealing
+from . import (
+    compressing,
+    ending,
+    granting,
+    invariants,
+    jobs,
+    observing,
+    quotas,
+    rehearsing,
+    renewing,
+    scrubbing,
+    sealing,
+)
 from .fences import Fences
 from .lease import Lease
 from .limits import Limits
@@ -240,8 +252,16 @@ class Device:
         return jobs.abort(self._registry, lease_id, lost)
 
     def revoke(self, lease_id: int) -> Revoked:
-        """Take a lease away. Raises LeaseNotFoundError, LeaseBusyError, or the fate it has already."""
+        """Take a lease away, a busy one as soon as its job has ended.
+
+        Raises LeaseNotFoundError, the fate it has already or will have, LeaseBusyError if it only waits for
+        its job to go with its session.
+        """
         return ending.revoke(self._registry, lease_id)
+
+    def rehearse(self, now_ns: int) -> None:
+        """Walk the way of a lease, up to its grant. Nothing changes, so no journal has to know of it."""
+        rehearsing.rehearse(self._registry, now_ns)
 
     def check(self) -> None:
         """Recount everything that is derived. Raises InvariantError naming what is wrong: a bug."""

@@ -10,11 +10,13 @@ from kvd.errors import LeaseBusyError, LeaseNotFoundError
 
 from .blocks import BlockState
 from .lease import BlockTable, Ending, Lease, LeaseState
-from .registry import Registry, distinct, refuse_unless_active
+from .registry import Registry, distinct, refusal, refuse_unless_active
 from .results import Reclaimed, Revoked
 from .session import Session, SessionState
 
 QUARANTINED_FATES = (LeaseState.REVOKED, LeaseState.EXPIRED)
+FATES = {Ending.REVOKE: LeaseState.REVOKED, Ending.EXPIRE: LeaseState.EXPIRED}
+"""What a lease becomes by its ending; a reclaimed one is forgotten."""
 
 
 def release(registry: Registry, session: Session, lease_ids: Sequence[int]) -> Reclaimed:
@@ -50,7 +52,7 @@ def expire(registry: Registry, now_ns: int) -> list[Lease]:
             continue
         session.state = SessionState.EXPIRED
         for lease in session.leases.values():
-            lease.ending = Ending.EXPIRE
+            lease.ending = lease.ending or Ending.EXPIRE
             registry.fences.show(lease)
             settle(registry, lease)
             expired.append(lease)
@@ -58,13 +60,23 @@ def expire(registry: Registry, now_ns: int) -> list[Lease]:
 
 
 def revoke(registry: Registry, lease_id: int) -> Revoked:
-    """Take a lease away from its worker."""
+    """Take a lease away from its worker: now, or as soon as its job has ended."""
     lease = registry.leases.get(lease_id)
     if lease is None:
         raise LeaseNotFoundError(f"no lease {lease_id}; list the leases", lease_id=lease_id)
+    if lease.job is not None:
+        return _revoke_later(registry, lease)
     refuse_unless_active(lease)
     _fence(registry, lease, LeaseState.REVOKED)
-    return Revoked(lease, len(lease.blocks))
+    return Revoked(lease, len(lease.blocks), deferred=False)
+
+
+def _revoke_later(registry: Registry, lease: Lease) -> Revoked:
+    if lease.ending is not None:
+        raise refusal(lease, FATES.get(lease.ending, lease.state))
+    lease.ending = Ending.REVOKE
+    registry.fences.show(lease)
+    return Revoked(lease, 0, deferred=True)
 
 
 def settle(registry: Registry, lease: Lease) -> None:
@@ -73,10 +85,10 @@ def settle(registry: Registry, lease: Lease) -> None:
         return
     if lease.ending is Ending.RECLAIM:
         reclaim(registry, lease)
-    elif lease.ending is Ending.EXPIRE:
-        lease.ending = None
+    elif lease.ending is not None:
+        fate, lease.ending = FATES[lease.ending], None
         if lease.fate is not LeaseState.REVOKED:
-            _fence(registry, lease, LeaseState.EXPIRED)
+            _fence(registry, lease, fate)
 
 
 def reclaim(registry: Registry, lease: Lease) -> int:

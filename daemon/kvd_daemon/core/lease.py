@@ -27,6 +27,7 @@ class Ending(StrEnum):
     """What happens to a busy lease as soon as its job has ended."""
 
     EXPIRE = "expire"
+    REVOKE = "revoke"
     RECLAIM = "reclaim"
 
 

@@ -106,8 +106,13 @@ class Registry:
 def refuse_unless_active(lease: Lease) -> None:
     """Raises LeaseBusyError or the LeaseGoneError of the lease's fate."""
     if lease.state is not LeaseState.ACTIVE:
-        error, why = _REFUSALS[lease.state]
-        raise error(f"lease {lease.lease_id} {why}", lease_id=lease.lease_id)
+        raise refusal(lease, lease.state)
+
+
+def refusal(lease: Lease, state: LeaseState) -> KvdError:
+    """Why a lease in that state is of no use."""
+    error, why = _REFUSALS[state]
+    return error(f"lease {lease.lease_id} {why}", lease_id=lease.lease_id)
 
 
 _REFUSALS: dict[LeaseState, tuple[type[KvdError], str]] = {

@@ -135,7 +135,11 @@ class Reclaimed:
 
 @dataclass(frozen=True)
 class Revoked:
-    """A lease taken away, and how many of its blocks wait for the proof that nobody writes to them."""
+    """A lease taken away, and how many of its blocks wait for the proof that nobody writes to them.
+
+    `deferred`: a job is under way; the lease is taken away, and its blocks wait, as soon as that has ended.
+    """
 
     lease: Lease
     quarantined_count: int
+    deferred: bool
