@@ -8,6 +8,7 @@ from .lease import Lease, LeaseState
 from .limits import Limits
 from .pool import Pool
 from .quotas import UNLIMITED, Need, Quota
+from .recovering import Losses, Recovered
 from .results import (
     Change,
     Compressed,
@@ -39,6 +40,7 @@ __all__ = [
     "LeaseState",
     "LeaseWish",
     "Limits",
+    "Losses",
     "Need",
     "ObservePlan",
     "Pool",
@@ -46,6 +48,7 @@ __all__ = [
     "QueryShape",
     "Quota",
     "Reclaimed",
+    "Recovered",
     "Revoked",
     "Session",
     "SessionIdentity",

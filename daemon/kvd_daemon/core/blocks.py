@@ -2,7 +2,7 @@
 
 from array import array
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,15 @@ class Blocks:
         self._states = self.state.data
         self._generations = self.generation.data
         self._tenants = self.tenant.data
+
+    @classmethod
+    def of(cls, **arrays: "npt.NDArray[Any]") -> "Blocks":
+        """With these arrays."""
+        made = cls(1)
+        vars(made).update(arrays)
+        made._counts = np.bincount(made.state, minlength=len(BlockState)).tolist()
+        made._view()
+        return made
 
     @property
     def total(self) -> int:

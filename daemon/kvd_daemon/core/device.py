@@ -7,6 +7,7 @@ kernel worker, tell a worker) is in the answer.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from kvd.errors import (
     DeviceFullError,
@@ -28,6 +29,7 @@ from . import (
     jobs,
     observing,
     quotas,
+    recovering,
     rehearsing,
     renewing,
     scrubbing,
@@ -38,6 +40,7 @@ from .lease import Lease
 from .limits import Limits
 from .pool import Pool
 from .quotas import Need, Quota, Quotas
+from .recovering import Losses, Recovered
 from .registry import Registry
 from .results import (
     Change,
@@ -177,10 +180,12 @@ class Device:
         """
         return granting.extend(self._registry, self._registry.live_session(session_id, now_ns), items)
 
-    def need_of_lease(self, session_id: str, pool: str, wishes: Sequence[LeaseWish], now_ns: int) -> Need:
+    def need_of_lease(
+        self, session_id: str, pool: str, wishes: Sequence[LeaseWish], now_ns: int
+    ) -> tuple[Pool, Need]:
         """What `lease` would take now; changes nothing. Raises what it does, except that blocks are short."""
-        session = self._registry.live_session(session_id, now_ns)
-        return granting.need_of_lease(self._registry, session, self._registry.pool(pool), wishes)
+        session, found = self._registry.live_session(session_id, now_ns), self._registry.pool(pool)
+        return found, granting.need_of_lease(self._registry, session, found, wishes)
 
     def needs_of_extend(
         self, session_id: str, items: Sequence[tuple[Progress, int]], now_ns: int
@@ -258,6 +263,22 @@ class Device:
         its job to go with its session.
         """
         return ending.revoke(self._registry, lease_id)
+
+    def recover(self, now_ns: int, grace_ns: int, losses: Losses) -> Recovered:
+        """Another daemon takes over: jobs are undone or lost, what `losses` names ends or is no more.
+
+        All other sessions are detached, with max(TTL, grace) to come back. Raises SessionNotFoundError,
+        PoolNotFoundError.
+        """
+        return recovering.recover(self._registry, now_ns, grace_ns, losses)
+
+    def configure(self, memory_bytes: int, limits: Limits) -> None:
+        """What the operator lets it have from now on; what was granted stays.
+
+        How many leases there may ever be stays too: workers have mapped a fence for each.
+        """
+        self.memory_bytes = max(memory_bytes, self.memory_used_bytes)
+        self.limits = self._registry.limits = replace(limits, leases=self.limits.leases)
 
     def rehearse(self, now_ns: int) -> None:
         """Walk the way of a lease, up to its grant. Nothing changes, so no journal has to know of it."""

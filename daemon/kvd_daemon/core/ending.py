@@ -94,15 +94,16 @@ def settle(registry: Registry, lease: Lease) -> None:
 def reclaim(registry: Registry, lease: Lease) -> int:
     """Give back all blocks of an idle lease and forget it; answers how many it held."""
     assert lease.job is None, "a job still uses the blocks"
-    pool = registry.pool_of(lease)
     held = len(lease.blocks)
     source = BlockState.QUARANTINED if lease.fate in QUARANTINED_FATES else BlockState.LEASED
     _drop(registry, lease, lease.sealed_blocks)
     if lease.blocks:
-        pool.give_back(lease.blocks.runs(), source, registry.tenants[lease.tenant])
+        registry.pool_of(lease).give_back(lease.blocks.runs(), source, registry.tenants[lease.tenant])
     del registry.leases[lease.lease_id]
     registry.fences.give(lease.fence_slot)
-    pool.leases.discard(lease.lease_id)
+    pool = registry.pools.get(lease.pool)
+    if pool is not None:  # it may have been lost, see recovering.py
+        pool.leases.discard(lease.lease_id)
     session = registry.sessions.get(lease.session_id)
     if session is not None:
         session.leases.pop(lease.lease_id)
@@ -112,7 +113,8 @@ def reclaim(registry: Registry, lease: Lease) -> int:
 def _fence(registry: Registry, lease: Lease, fate: LeaseState) -> None:
     """Share nothing any more; quarantine what the worker may still write to."""
     _drop(registry, lease, lease.sealed_blocks)
-    registry.pool_of(lease).quarantine(lease.blocks.runs())
+    if lease.blocks:
+        registry.pool_of(lease).quarantine(lease.blocks.runs())
     lease.fate = fate
     registry.fences.show(lease)
 

@@ -6,7 +6,7 @@ of two, so a run that is long enough is found in O(1) too. No operation looks at
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +96,25 @@ class FreeRuns:
                 self._unlink(first + count, after)
                 length += after
             self._link(start, length)
+
+    @classmethod
+    def of(cls, total: int, starts: Sequence[IntArray], counts: Sequence[IntArray]) -> "FreeRuns":
+        """Those of `layout`, among `total` blocks: what is taken next is the same."""
+        made = cls(1, 1)
+        tags = np.zeros(total + 1, np.int32)
+        for first, count in zip(starts, counts, strict=True):
+            tags[first] = tags[first + count - 1] = count
+        made._tags = array("i", tags.tobytes())
+        made._classes = [dict.fromkeys(first.tolist()) for first in starts]
+        made._filled = sum(1 << rank for rank, members in enumerate(made._classes) if members)
+        made.count = sum(int(count.sum()) for count in counts)
+        return made
+
+    def layout(self) -> tuple[list[list[int]], list[IntArray]]:
+        """First blocks and lengths of all runs, by size class, in the order that decides what is taken."""
+        tags = np.frombuffer(self._tags, np.int32)
+        starts = [list(members) for members in self._classes]
+        return starts, [tags[first] for first in starts]
 
     def runs(self) -> Iterator[Run]:
         """Every free run, in no order."""

@@ -35,8 +35,12 @@ def check(registry: Registry, memory_bytes: int) -> None:
         _check_holdings(registry, pool, leases)
     _check_fences(registry)
     _check_totals(registry)
-    listed = sum(len(pool.leases) for pool in registry.pools.values())
-    _hold(listed == len(registry.leases), "every lease is listed by its pool, once")
+    listed = [lease_id for pool in registry.pools.values() for lease_id in pool.leases]
+    poolless = registry.leases.keys() - listed
+    _hold(len(listed) + len(poolless) == len(registry.leases), "every lease is listed by its pool, once")
+    for lease in map(registry.leases.__getitem__, poolless):
+        gone = lease.fate is not LeaseState.ACTIVE and not lease.blocks
+        _hold(gone, f"lease {lease.lease_id} has blocks of a pool that is no more")
 
 
 def _check_holdings(registry: Registry, pool: Pool, leases: list[Lease]) -> None:

@@ -32,6 +32,16 @@ class PrefixIndex:
         self._nodes: dict[int, Node] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()
 
+    @classmethod
+    def of(cls, tenants: Sequence[int], nodes: dict[int, Node], cached: Sequence[int]) -> "PrefixIndex":
+        """That of which `tenants`, `nodes` and `cached` tell."""
+        made = cls()
+        made._block_of = {tenant: {} for tenant in tenants}
+        for block_id, node in nodes.items():
+            made.add(block_id, node)
+        made._cached = OrderedDict.fromkeys(cached)
+        return made
+
     def node(self, block_id: int) -> Node:
         return self._nodes[block_id]
 
@@ -95,6 +105,10 @@ class PrefixIndex:
 
     def nodes(self) -> Iterator[tuple[int, Node]]:
         yield from self._nodes.items()
+
+    def tenants(self) -> list[int]:
+        """Who has names here."""
+        return list(self._block_of)
 
     def cached(self) -> list[int]:
         """Cached blocks, the next to be evicted first."""

@@ -1,0 +1,223 @@
+"""A device's whole state as plain values, and a device from them that decides exactly alike.
+
+Taking an image is one quick pass that shares nothing with the device that will still change; `plain` turns it
+into lists, dicts, numbers, bytes and arrays afterwards, in any thread. What follows from other state is left
+out and derived again: who lists which lease, fences, promises of guarantees.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from kvd.spec import KVSpec
+
+from .blocks import Blocks
+from .device import Device
+from .free_runs import FreeRuns, IntArray
+from .lease import BlockTable, Lease
+from .pool import Pool, PoolTotals
+from .prefix import Node, PrefixIndex
+from .quotas import Quotas
+from .registry import Registry
+from .session import Session
+
+Plain = dict[str, Any]
+
+LEASE_FIELDS = tuple(field.name for field in fields(Lease))
+SESSION_FIELDS = tuple(field.name for field in fields(Session) if field.name != "leases")
+BLOCK_FIELDS = ("state", "generation", "tenant", "holders")
+NO_IDS = np.zeros(0, np.int32)
+_lease_values = attrgetter(*LEASE_FIELDS)
+_session_values = attrgetter(*SESSION_FIELDS)
+
+
+@dataclass(frozen=True)
+class _PoolImage:
+    name: str
+    pool_id: str
+    spec: KVSpec
+    totals: Plain
+    blocks: list["np.ndarray[Any, Any]"]
+    free_starts: list[list[int]]
+    free_counts: list[IntArray]
+    nodes: dict[int, Node]
+    tenants: list[int]
+    cached: list[int]
+    held: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Image:
+    """Taken by `capture`."""
+
+    settings: Plain
+    pools: list[_PoolImage]
+    sessions: list[tuple[Any, ...]]
+    leases: list[tuple[Any, ...]]
+    table_sizes: list[int]
+
+    def plain(self) -> Plain:
+        """Of values that a journal can write."""
+        return {
+            **self.settings,
+            "pools": [_pool_plain(pool) for pool in self.pools],
+            "sessions": _columns(SESSION_FIELDS, self.sessions),
+            "leases": _columns(LEASE_FIELDS, [*map(_without_table, self.leases)]),
+            "table_sizes": self.table_sizes,
+            "tables": self._tables(),
+        }
+
+    def _tables(self) -> IntArray:
+        """All block tables, one after the other: a table only grows behind what was there."""
+        at = LEASE_FIELDS.index("blocks")
+        parts = [row[at].ids[:size] for row, size in zip(self.leases, self.table_sizes, strict=True)]
+        return np.concatenate(parts) if parts else NO_IDS
+
+
+def capture(device: Device) -> Image:
+    """The state now. Costs a copy of every pool's arrays and a microsecond per lease."""
+    registry = device._registry
+    quotas = registry.quotas
+    return Image(
+        settings={
+            "memory_bytes": device.memory_bytes,
+            "limits": registry.limits,
+            "last_lease_id": registry.last_lease_id,
+            "tenants": dict(registry.tenants),
+            "quotas": {"default": quotas.default, "own": dict(quotas.own), "held": dict(quotas.held)},
+        },
+        pools=[_pool_image(pool) for pool in registry.pools.values()],
+        sessions=[_session_values(session) for session in registry.sessions.values()],
+        leases=[_lease_values(lease) for lease in registry.leases.values()],
+        table_sizes=[len(lease.blocks) for lease in registry.leases.values()],
+    )
+
+
+def _pool_image(pool: Pool) -> _PoolImage:
+    starts, counts = pool.free_runs.layout()
+    return _PoolImage(
+        name=pool.name,
+        pool_id=pool.pool_id,
+        spec=pool.spec,
+        totals=dict(vars(pool.totals)),
+        blocks=[getattr(pool.blocks, name).copy() for name in BLOCK_FIELDS],
+        free_starts=starts,
+        free_counts=counts,
+        nodes=dict(pool.prefixes.nodes()),
+        tenants=pool.prefixes.tenants(),
+        cached=pool.prefixes.cached(),
+        held=dict(pool.holdings.held),
+    )
+
+
+def _pool_plain(pool: _PoolImage) -> Plain:
+    nodes = pool.nodes.values()
+    return {
+        "name": pool.name,
+        "pool_id": pool.pool_id,
+        "spec": pool.spec,
+        "totals": pool.totals,
+        "blocks": dict(zip(BLOCK_FIELDS, pool.blocks, strict=True)),
+        "free_starts": [np.array(starts, np.int32) for starts in pool.free_starts],
+        "free_counts": pool.free_counts,
+        "node_blocks": list(pool.nodes),
+        "node_tenants": [node.tenant for node in nodes],
+        "node_hashes": [node.prefix_hash for node in nodes],
+        "node_parents": [node.parent_hash for node in nodes],
+        "node_order": pool.tenants,
+        "cached": pool.cached,
+        "held": pool.held,
+    }
+
+
+def _without_table(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    at = LEASE_FIELDS.index("blocks")
+    return (*row[:at], None, *row[at + 1 :])
+
+
+def _columns(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> Plain:
+    """Rows by column: numbers as they are, other values once each, with who has which."""
+    columns = zip(*rows, strict=True) if rows else [()] * len(names)
+    return {name: _column(list(values)) for name, values in zip(names, columns, strict=True)}
+
+
+def _column(values: list[Any]) -> Plain:
+    if set(map(type, values)) <= {int}:
+        return {"numbers": values}
+    places: dict[int, int] = {}
+    kept: list[Any] = []
+    for value in values:  # by identity: a policy or a name is shared by thousands, comparing costs more
+        if id(value) not in places:
+            places[id(value)] = len(kept)
+            kept.append(value)
+    return {"values": kept, "places": [places[id(value)] for value in values]}
+
+
+def restore(plain: Mapping[str, Any], device: Device) -> None:
+    """Make a device that was never used what the image's was. Raises KeyError, TypeError or ValueError if
+    the values are not of an image."""
+    registry = device._registry
+    assert not registry.pools, "a new device"
+    assert not registry.sessions, "a new device"
+    device.memory_bytes = plain["memory_bytes"]
+    registry.last_lease_id = plain["last_lease_id"]
+    registry.tenants.update(plain["tenants"])
+    _restore_quotas(registry.quotas, plain["quotas"])
+    for pool in plain["pools"]:
+        registry.pools[pool["name"]] = _restored_pool(registry, pool)
+    for row in _rows(plain["sessions"]):
+        session = Session(**row)
+        registry.sessions[session.session_id] = session
+    _restore_leases(registry, plain)
+
+
+def _restore_quotas(quotas: Quotas, plain: Plain) -> None:
+    quotas.default = plain["default"]
+    quotas.own = plain["own"]
+    quotas.held = plain["held"]
+
+
+def _restored_pool(registry: Registry, plain: Plain) -> Pool:
+    total = plain["blocks"]["state"].size
+    pool = Pool(plain["name"], plain["pool_id"], plain["spec"], total - 1, registry.quotas)
+    pool.totals = PoolTotals(**plain["totals"])
+    pool.blocks = Blocks.of(**plain["blocks"])
+    pool.free_runs = FreeRuns.of(total, plain["free_starts"], plain["free_counts"])
+    columns = (plain["node_tenants"], plain["node_hashes"], plain["node_parents"])
+    nodes = [Node(*values) for values in zip(*columns, strict=True)]
+    named = dict(zip(plain["node_blocks"], nodes, strict=True))
+    pool.prefixes = PrefixIndex.of(plain["node_order"], named, plain["cached"])
+    pool.holdings.held = plain["held"]
+    pool.holdings.promise()
+    return pool
+
+
+def _restore_leases(registry: Registry, plain: Mapping[str, Any]) -> None:
+    ends = np.cumsum(np.array(plain["table_sizes"], np.int64)).tolist()
+    tables = np.split(plain["tables"], ends[:-1]) if ends else []
+    for row, table in zip(_rows(plain["leases"]), tables, strict=True):
+        row["blocks"] = BlockTable(table)
+        lease = Lease(**row)
+        registry.leases[lease.lease_id] = lease
+        if lease.pool in registry.pools:
+            registry.pools[lease.pool].leases.add(lease.lease_id)
+        if lease.session_id in registry.sessions:
+            registry.sessions[lease.session_id].leases[lease.lease_id] = lease
+    registry.fences.restore(registry.leases.values())
+
+
+def _rows(columns: Plain) -> Iterable[Plain]:
+    values = [_unpacked(column) for column in columns.values()]
+    for row in zip(*values, strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def _unpacked(column: Plain) -> list[Any]:
+    if "numbers" in column:
+        numbers: list[Any] = column["numbers"]
+        return numbers
+    kept = column["values"]
+    return [kept[place] for place in column["places"]]

@@ -1,0 +1,84 @@
+"""What becomes of a device when the daemon that held it died and another one took over.
+
+Jobs died with it, some processes and some pools' memory may have gone too. Nobody is asked anything that
+only the dead daemon knew: a job that may have moved bytes in place has lost its lease.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .ending import end_session
+from .jobs import abort
+from .lease import BlockTable, Compacting, Lease, LeaseState, Observing, Scrubbing
+from .pool import Pool
+from .registry import Registry
+from .scrubbing import scrub_failed
+from .session import Session, SessionState
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Pools whose memory is gone, and sessions whose processes are, by name."""
+
+    pools: Sequence[str] = ()
+    sessions: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Sessions and leases that are back; leases lost with memory or with a job; pools that are no more."""
+
+    sessions: list[Session]
+    leases: list[Lease]
+    lost_leases: list[Lease]
+    lost_pools: list[Pool]
+
+
+def recover(registry: Registry, now_ns: int, grace_ns: int, losses: Losses) -> Recovered:
+    """Undo what was under way, end and lose what is gone; everybody else gets a grace time to come back."""
+    lost = _end_jobs(registry)
+    for session_id in losses.sessions:
+        end_session(registry, registry.known_session(session_id))
+    pools = [registry.pool(name) for name in losses.pools]
+    for pool in pools:
+        lost += _lose(registry, pool)
+    for session in registry.sessions.values():
+        if session.state is not SessionState.EXPIRED:
+            session.state = SessionState.DETACHED
+            session.renewed_ns = now_ns + max(0, grace_ns - session.ttl_ns)
+    back = [lease for lease in registry.leases.values() if lease.state is LeaseState.ACTIVE]
+    still_known = [lease for lease in lost if lease.lease_id in registry.leases]
+    return Recovered(list(registry.sessions.values()), back, still_known, pools)
+
+
+def _end_jobs(registry: Registry) -> list[Lease]:
+    """No lease is busy afterwards. Answers those that are lost by that."""
+    scrubbed = [lease.lease_id for lease in registry.leases.values() if isinstance(lease.job, Scrubbing)]
+    scrub_failed(registry, scrubbed)
+    lost = []
+    for lease in list(registry.leases.values()):
+        if isinstance(lease.job, Observing):
+            abort(registry, lease.lease_id, lost=True)
+        elif isinstance(lease.job, Compacting):
+            in_place = lease.job.target.in_place
+            abort(registry, lease.lease_id, lost=in_place)
+            lost += [lease] * in_place
+    return lost
+
+
+def _lose(registry: Registry, pool: Pool) -> list[Lease]:
+    """The pool is no more. Its leases hold nothing; until they are released they say why."""
+    leases = [registry.leases[lease_id] for lease_id in sorted(pool.leases)]
+    lost = [lease for lease in leases if lease.fate is LeaseState.ACTIVE]
+    for lease in leases:
+        lease.blocks = BlockTable(np.zeros(0, np.int32))
+        lease.length = lease.sealed_blocks = lease.compressed_length = lease.observed_length = 0
+        if lease.fate is LeaseState.ACTIVE:
+            lease.fate = LeaseState.LOST
+        registry.fences.show(lease)
+    for tenant, held in pool.holdings.held.items():
+        registry.quotas.count(tenant, -held)
+    del registry.pools[pool.name]
+    return lost
