@@ -1,14 +1,15 @@
 """The command `kvd`: settings from the command line and kvd.toml, then the supervisor.
 
 One line on stdout when everything serves; everything else on stderr. Exit status 0 after SIGTERM or SIGINT,
-2 for an operator's mistake.
+2 for an operator's mistake. SIGHUP: kvd.toml is read again. SIGUSR2: the code installed now takes over this
+process first, then one daemon after another; sessions, leases and bytes stay.
 """
 
 import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,26 +17,79 @@ from kvd.errors import InvalidArgumentError
 from kvd.run_dir import default_run_dir
 from kvd_daemon import VERSION
 from kvd_daemon.device.available import available_bytes
+from kvd_daemon.processes import allow_many_descriptors
 from kvd_daemon.run_dir import private_folder
 from kvd_daemon.settings import LOG_LEVELS, Settings, read_toml, settings_from
-from kvd_daemon.supervisor import OPERATOR_MISTAKE, Supervisor
+from kvd_daemon.supervisor import OPERATOR_MISTAKE, Operator, Supervisor, handoff
+from kvd_daemon.supervisor.handoff import upgrade
+from kvd_daemon.supervisor.kept import Kept, by_device, memory_bytes
+from kvd_daemon.supervisor.systemd import Systemd, inherited_fds
 
+OWN_OPTIONS = ("config", "check")  # of the command line alone
 NO_GPU_LAYER = "this build has no CUDA device layer yet; use --host-memory SIZE for pools in host memory"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
+    handed_over = os.environ.pop(handoff.VARIABLE, "")
     try:
-        settings = _settings(options)
+        if options.check:
+            _check(options, handed_over)
+            return
+        supervisor = _taking_over(options, int(handed_over)) if handed_over else _starting(options)
     except InvalidArgumentError as error:
         print(f"kvd: {error}", file=sys.stderr)
         sys.exit(OPERATOR_MISTAKE)
+    sys.exit(supervisor.run())
+
+
+def _check(options: argparse.Namespace, handed_over: str) -> None:
+    """Raises InvalidArgumentError if a kvd started like this would be refused, or could not take over."""
+    _written(options)
+    if handed_over:
+        handoff.check(int(handed_over))
+    print("kvd: the settings are good")
+
+
+def _starting(options: argparse.Namespace) -> Supervisor:
+    """A new kvd, with what systemd kept of the last one. Raises InvalidArgumentError."""
+    settings = _written(options)
+    run_dir = Path(settings.run_dir or default_run_dir(os.environ, os.geteuid()))
+    kept = by_device(inherited_fds(os.environ, os.getpid()))
+    taken_bytes = memory_bytes(fd for fds in kept.values() for fd in fds.values())
+    _check_memory(settings, available_bytes() + taken_bytes)
+    settings = replace(settings, run_dir=str(private_folder(run_dir.absolute())))
+    return _supervisor(options, settings, kept)
+
+
+def _taking_over(options: argparse.Namespace, handoff_fd: int) -> Supervisor:
+    """This code in the place of an older one, whose daemons run."""
+    left = handoff.taken(handoff_fd)
+    try:
+        settings = left.settings.reloaded(_written(options))
+    except InvalidArgumentError:
+        settings = left.settings  # the file was good a moment ago; what runs must not end over it
+    supervisor = _supervisor(options, settings, left.kept)
+    supervisor.take_over(left.daemons)
+    return supervisor
+
+
+def _supervisor(
+    options: argparse.Namespace, settings: Settings, kept: Mapping[str, Mapping[str, int]]
+) -> Supervisor:
+    _log_to_stderr(settings)
+    allow_many_descriptors()
+    systemd = Systemd(os.environ, os.getpid())
+    operator = Operator(lambda: _announce(settings), lambda: _written(options), upgrade)
+    return Supervisor(settings, operator, systemd, Kept(systemd, kept))
+
+
+def _log_to_stderr(settings: Settings) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s supervisor %(name)s %(message)s",
         stream=sys.stderr,
     )
-    sys.exit(Supervisor(settings, lambda: _announce(settings)).run())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,35 +107,38 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kernel-threads", type=int, metavar="N", help="threads per kernel worker (default 1)"
     )
+    parser.add_argument(
+        "--drain-timeout", metavar="TIME", help='time that leases get to end after SIGTERM (default "0s")'
+    )
     parser.add_argument("--log-level", choices=LOG_LEVELS)
+    parser.add_argument("--check", action="store_true", help="only say whether the settings are good")
     parser.add_argument("--version", action="version", version=f"kvd {VERSION}")
     return parser
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    """Raises InvalidArgumentError with the way out in its text."""
+def _written(options: argparse.Namespace) -> Settings:
+    """As they stand on the command line and in kvd.toml. Raises InvalidArgumentError."""
     if options.gpus is not None:
         raise InvalidArgumentError(f"--gpus {options.gpus}: {NO_GPU_LAYER}")
-    told = {key: value for key, value in vars(options).items() if value is not None and key != "config"}
+    told = {
+        key: value for key, value in vars(options).items() if value is not None and key not in OWN_OPTIONS
+    }
     layers = [read_toml(Path(options.config))] if options.config else []
     chosen = settings_from(*layers, told)
     if "host_memory_bytes" not in chosen:
         raise InvalidArgumentError(
             'say how much memory to serve, e.g. --host-memory 2GiB (or host_memory = "2GiB" in kvd.toml)'
         )
-    settings = Settings(**chosen)  # type: ignore[arg-type]
-    _check_memory(settings)
-    run_dir = Path(settings.run_dir or default_run_dir(os.environ, os.geteuid()))
-    return replace(settings, run_dir=str(private_folder(run_dir.absolute())))
+    return Settings(**chosen)  # type: ignore[arg-type]
 
 
-def _check_memory(settings: Settings) -> None:
+def _check_memory(settings: Settings, there_bytes: int) -> None:
     """Refuse what the machine cannot back: later it would be killed in the middle of work."""
-    wanted, there = settings.host_memory_bytes * settings.devices, available_bytes()
-    if wanted > there:
+    wanted_bytes = settings.host_memory_bytes * settings.devices
+    if wanted_bytes > there_bytes:
         raise InvalidArgumentError(
-            f"--host-memory: {_gib(wanted)} wanted, {_gib(there)} available here (machine and cgroup); "
-            f"ask for {_gib(there // 10 * 9 // settings.devices)} or less"
+            f"--host-memory: {_gib(wanted_bytes)} wanted, {_gib(there_bytes)} available here (machine and "
+            f"cgroup); ask for {_gib(there_bytes // 10 * 9 // settings.devices)} or less"
         )
 
 

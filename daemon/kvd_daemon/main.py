@@ -8,7 +8,6 @@ import asyncio
 import gc
 import logging
 import os
-import resource
 import sys
 import tempfile
 from collections.abc import Coroutine, Mapping, Sequence
@@ -25,7 +24,7 @@ from kvd_daemon.engine.inheritance import nothing_inherited
 from kvd_daemon.engine.stopping import Ending
 from kvd_daemon.fd_store import NO_STORE, DescriptorStore, FdStore
 from kvd_daemon.kernel.link import WorkerCommand
-from kvd_daemon.processes import OPERATOR_MISTAKE, RESTART_WANTED, die_with_parent
+from kvd_daemon.processes import OPERATOR_MISTAKE, RESTART_WANTED, allow_many_descriptors, die_with_parent
 from kvd_daemon.rpc.server import Server
 from kvd_daemon.run_dir import DeviceDir, private_folder
 from kvd_daemon.settings import Settings
@@ -39,7 +38,7 @@ def main() -> None:
     settings, device = Settings.from_json(sys.argv[1]), sys.argv[2]
     die_with_parent(int(sys.argv[3]))
     _log_to_stderr(settings.log_level, device)
-    _allow_many_descriptors()
+    allow_many_descriptors()
     channel = Channel.of(int(sys.argv[4])) if len(sys.argv) > 4 else None
     store = FdStore(channel, int(sys.argv[5])) if channel is not None else NO_STORE
     try:
@@ -139,12 +138,6 @@ def _spare_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-
-
-def _allow_many_descriptors() -> None:
-    """Every session is a stream and a pidfd; the usual soft limit of 1,024 is for select()."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

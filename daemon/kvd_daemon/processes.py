@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import resource
 import select
 import signal
 import socket
@@ -19,6 +20,12 @@ INVISIBLE = (
     "Linux 6.9"
 )
 PEER_CREDENTIALS_BYTES = 12  # struct ucred: pid, uid, gid
+
+
+def allow_many_descriptors() -> None:
+    """Every session is a stream and a pidfd; the usual soft limit of 1,024 is for select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def die_with_parent(parent_pid: int) -> None:

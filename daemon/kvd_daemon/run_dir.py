@@ -9,6 +9,7 @@ from pathlib import Path
 from kvd.errors import InvalidArgumentError
 from kvd.run_dir import ATTACH_SOCKET, GRPC_SOCKET, LOCK_FILE, MAX_SOCKET_PATH_BYTES
 
+JOURNAL_FOLDER = "journal"
 LOCK_PATIENCE_S = 3.0  # a killed kvd's children, and theirs, need a moment to follow it
 LOCK_RETRY_S = 0.02  # between two looks at the lock
 

@@ -4,7 +4,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,19 +103,23 @@ class Settings:
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         return json.dumps(plain | {name: show(plain[name]) for name, (_, show) in TABLES.items()})
 
-    @classmethod
-    def from_json(cls, text: str) -> "Settings":
-        return cls.from_dict(json.loads(text))
+    def reloaded(self, written: "Settings") -> "Settings":
+        """What is written now, but for what cannot change while kvd runs."""
+        return replace(written, **{name: getattr(self, name) for name in FIXED})
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, object]) -> "Settings":
+    def from_json(cls, text: str) -> "Settings":
         """Of another process of kvd, perhaps of another version: unknown words are passed over."""
+        told = json.loads(text)
         known = {field.name for field in fields(cls)}
         plain: dict[str, Any] = {name: value for name, value in told.items() if name in known}
         return cls(
             **plain | {name: parse(plain[name]) for name, (parse, _) in TABLES.items() if name in plain}
         )
 
+
+FIXED = ("host_memory_bytes", "devices", "run_dir")
+"""What only a new kvd takes from kvd.toml; a reload passes it over."""
 
 TEXTS = (
     "run_dir",

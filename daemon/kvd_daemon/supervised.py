@@ -29,7 +29,7 @@ class Supervised:
         self._heard: dict[str, Callable[[Packet], None]] = {
             "stop": self._stop,
             "restart": lambda _: engine.stopping.ask(Wanted(Ending.RESTART)),
-            "settings": lambda packet: engine.reload(Settings.from_dict(packet.fields["settings"])),
+            "settings": lambda packet: engine.reload(Settings.from_json(packet.fields["settings"])),
         }
 
     def ready(self) -> None:

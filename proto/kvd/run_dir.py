@@ -6,6 +6,8 @@ from pathlib import Path
 GRPC_SOCKET = "grpc.sock"
 ATTACH_SOCKET = "attach.sock"
 LOCK_FILE = "lock"
+DOWN_FILE = "down"
+"""Says why no daemon of this device runs, written by the supervisor."""
 MAX_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path is 108, its final zero included
 
 

@@ -1,0 +1,62 @@
+"""A child process as a number and a pidfd: what of it survives when the supervisor executes new code."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+NOT_FOR_CHILDREN = frozenset(
+    (
+        "NOTIFY_SOCKET",
+        "WATCHDOG_USEC",
+        "WATCHDOG_PID",
+        "LISTEN_FDS",
+        "LISTEN_PID",
+        "LISTEN_FDNAMES",
+        "FDSTORE",
+    )
+)
+"""What systemd tells this process alone."""
+
+
+@dataclass(frozen=True)
+class Child:
+    """`pidfd` becomes readable when the process has exited. `reap` and `close` it then."""
+
+    pid: int
+    pidfd: int
+
+    @classmethod
+    def start(cls, module: str, arguments: Sequence[str], fds: Collection[int]) -> "Child":
+        """`python -m MODULE ARGUMENTS`, which inherits `fds` under their numbers, and no other.
+
+        In a process group of its own: Ctrl-C in a terminal is for the supervisor. Raises OSError.
+        """
+        environment = {name: value for name, value in os.environ.items() if name not in NOT_FOR_CHILDREN}
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-m", module, *arguments],
+            environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                *((os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds),  # onto itself: it is inherited
+            ],
+            setpgroup=0,
+            setsigmask=(),
+        )
+        return cls(pid, os.pidfd_open(pid))
+
+    def kill(self) -> None:
+        """SIGKILL; nothing happens if it has exited."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def reap(self) -> int:
+        """Waits for its end. The exit status, or the negative number of the signal that ended it."""
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+    def close(self) -> None:
+        os.close(self.pidfd)

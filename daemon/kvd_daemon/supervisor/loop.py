@@ -1,0 +1,190 @@
+"""The supervisor's loop: one selector over signals, processes and channels, and the clock."""
+
+import logging
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvd.errors import InvalidArgumentError
+from kvd_daemon.channel import ChannelEndedError, Packet
+from kvd_daemon.processes import OPERATOR_MISTAKE
+from kvd_daemon.settings import Settings
+
+from .daemon import Daemon
+from .handoff import Handoff
+from .kept import Kept
+from .rollout import Rollout
+from .signals import Signals
+from .stop import stop_all
+from .systemd import Systemd
+from .watch import Watch
+
+MAX_WAIT_S = 3600.0  # seconds; a selector takes no infinity
+LOG = logging.getLogger("kvd.supervisor")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What the command line gives the loop.
+
+    `announce` is called once, when all devices are ready. `reread` gives the settings as they are written
+    now, or raises InvalidArgumentError. `upgrade` becomes new code, and returns only if that failed.
+    """
+
+    announce: Callable[[], None]
+    reread: Callable[[], Settings]
+    upgrade: Callable[[Handoff], None]
+
+
+class Supervisor:
+    """Runs until SIGTERM, SIGINT, or an operator's mistake."""
+
+    def __init__(self, settings: Settings, operator: Operator, systemd: Systemd, kept: Kept) -> None:
+        self._settings = settings
+        self._operator = operator
+        self._systemd = systemd
+        self._kept = kept
+        run_dir = Path(settings.run_dir)
+        names = [f"host{index}" for index in range(settings.devices)]
+        self._watches = {name: Watch(name, run_dir / name, kept) for name in names}
+        self._rollout = Rollout(self._watches)
+        self._selector = selectors.DefaultSelector()
+        self._announced = False
+        self._stopping = False
+        self._alive_due_s = 0.0
+
+    def take_over(self, daemons: tuple[Daemon, ...]) -> None:
+        """Before `run`: what the code before this one started. One after another is replaced."""
+        self._announced = True
+        for daemon in daemons:
+            self._watches[daemon.device].daemon = daemon
+            self._watch(daemon)
+        self._rollout.begin(daemon.device for daemon in daemons)
+
+    def run(self) -> int:
+        """The exit status."""
+        signals = Signals()
+        self._selector.register(signals, selectors.EVENT_READ)
+        self._kept.drop_all_but(self._watches)
+        self._start_missing()
+        status = 0
+        try:
+            while status == 0 and not self._stopping:
+                status = self._step(signals)
+            return status
+        finally:
+            patience_s = 0.0 if status else self._settings.drain_timeout_ns / 1e9
+            stop_all(self._watches.values(), signals, self._systemd, patience_s)
+            self._selector.close()
+            signals.close()
+
+    def _start_missing(self) -> None:
+        for watch in self._watches.values():
+            if watch.daemon is None:
+                self._start(watch)
+
+    def _start(self, watch: Watch) -> None:
+        try:
+            self._watch(watch.start(self._settings))
+        except OSError as error:
+            watch.refused(error)
+
+    def _watch(self, daemon: Daemon) -> None:
+        self._selector.register(daemon.child.pidfd, selectors.EVENT_READ, daemon)
+        self._selector.register(daemon.channel, selectors.EVENT_READ, daemon)
+
+    def _step(self, signals: Signals) -> int:
+        """Wait for things to happen; the exit status if they end it, else 0."""
+        for key, _ in self._selector.select(self._patience_s()):
+            if key.fileobj is signals:
+                for number in signals.arrived():
+                    self._obey(number)
+                continue
+            daemon: Daemon = key.data
+            watch = self._watches[daemon.device]
+            if watch.daemon is not daemon:
+                continue  # buried a moment ago
+            if key.fd != daemon.child.pidfd:
+                self._hear(watch, daemon)
+            elif (status := self._bury(watch, daemon)) != 0:
+                return status
+        self._do_what_is_due()
+        return 0
+
+    def _patience_s(self) -> float:
+        """Until the next thing is due that no descriptor tells."""
+        now_s = time.monotonic()
+        moments = [moment for watch in self._watches.values() for moment in watch.events(now_s)]
+        if self._systemd.watchdog_s:
+            moments.append(self._alive_due_s)
+        return max(0.0, min(moments, default=now_s + MAX_WAIT_S) - now_s)
+
+    def _hear(self, watch: Watch, daemon: Daemon) -> None:
+        try:
+            watch.hear()
+        except ChannelEndedError:
+            self._selector.unregister(daemon.channel)  # its process is about to follow
+
+    def _bury(self, watch: Watch, daemon: Daemon) -> int:
+        self._selector.unregister(daemon.child.pidfd)
+        if daemon.channel in self._selector.get_map():
+            self._selector.unregister(daemon.channel)
+        status = watch.bury()
+        if not daemon.ready and not self._announced:
+            LOG.error("the daemon of %s ended with status %d before it served", daemon.device, status)
+            return OPERATOR_MISTAKE if status == OPERATOR_MISTAKE else 1
+        watch.start_another(status)
+        return 0
+
+    def _do_what_is_due(self) -> None:
+        now_s = time.monotonic()
+        for watch in self._watches.values():
+            if watch.is_due(now_s):
+                self._start(watch)
+            watch.judge(now_s)
+        self._rollout.advance()
+        self._tell_systemd(now_s)
+
+    def _tell_systemd(self, now_s: float) -> None:
+        watches = self._watches.values()
+        if not self._announced and all(watch.daemon and watch.daemon.ready for watch in watches):
+            self._announced = True
+            self._operator.announce()
+            self._systemd.ready()
+        healthy = all(watch.healthy(now_s) for watch in watches)
+        self._systemd.status(", ".join(watch.summary(now_s) for watch in watches))
+        if self._systemd.watchdog_s and healthy and now_s >= self._alive_due_s:
+            self._systemd.alive()
+            self._alive_due_s = now_s + self._systemd.watchdog_s
+
+    def _obey(self, number: signal.Signals) -> None:
+        if number in (signal.SIGTERM, signal.SIGINT):
+            self._stopping = True
+        elif number == signal.SIGHUP:
+            self._reload()
+        elif self._rollout.under_way:
+            LOG.warning("SIGUSR2 is passed over: daemons are being replaced already")
+        else:
+            self._upgrade()
+
+    def _reload(self) -> None:
+        self._systemd.reloading()
+        try:
+            settings = self._operator.reread()
+        except InvalidArgumentError as error:
+            LOG.error("SIGHUP: nothing is changed, the settings are bad: %s", error)
+        else:
+            self._settings = self._settings.reloaded(settings)
+            for watch in self._watches.values():
+                watch.tell(Packet("settings", {"settings": self._settings.to_json()}))
+            LOG.info("SIGHUP: the settings were read again")
+        self._systemd.ready()
+
+    def _upgrade(self) -> None:
+        daemons = tuple(watch.daemon for watch in self._watches.values() if watch.daemon)
+        kept = {device: self._kept.of(device) for device in self._watches}
+        self._operator.upgrade(Handoff(os.getpid(), self._settings, daemons, kept))
