@@ -16,9 +16,10 @@ from google.protobuf.message import DecodeError
 
 from kvd.errors import InternalError, InvalidArgumentError, KvdError, NotOwnerError, PoolNotFoundError
 from kvd.v1 import attach_pb2 as pb
+from kvd_daemon.access.audit import REFUSALS, Caller
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.peers import Peer
-from kvd_daemon.processes import ProcessIdentity
+from kvd_daemon.processes import ProcessIdentity, peer_credentials
 
 MAX_PACKET_BYTES = 4096  # bytes; a token and a pool's name are below 200
 MAX_CONNECTIONS = 256  # at a time; beyond, the one that was silent for longest is closed
@@ -95,6 +96,8 @@ class AttachServer:
             fds = self._perform(connection, packet, response)
         except KvdError as error:
             response.error.CopyFrom(_refusal(error))
+            if isinstance(error, REFUSALS):
+                self._engine.gate.audit.refused(_caller_of(connection), "attach", error)
         except Exception as bug:  # noqa: BLE001 - the top of a loop
             response.error.CopyFrom(_refusal(self._incident(bug)))
         return response, fds
@@ -105,11 +108,20 @@ class AttachServer:
         request = _parsed(packet)
         match request.WhichOneof("request"):
             case "ticket":
-                response.ticket.ticket = self._engine.sessions.issue_ticket(Peer.of(connection))
+                response.ticket.ticket = self._ticket(connection)
                 return ()
             case "map":
                 return self._map(connection, request.map, response.map)
         raise InvalidArgumentError("neither `ticket` nor `map` is asked for")
+
+    def _ticket(self, connection: socket.socket) -> bytes:
+        peer = Peer.of(connection)
+        try:
+            self._engine.gate.rules.of_user(peer.uid, peer.gids)
+            return self._engine.sessions.issue_ticket(peer)
+        except KvdError:
+            peer.close()
+            raise
 
     def _map(
         self, connection: socket.socket, request: pb.MapRequest, response: pb.MapResponse
@@ -117,6 +129,9 @@ class AttachServer:
         opened = self._engine.sessions.by_token(request.session_token)
         if opened.peer.identity != _identity_of(connection):
             raise NotOwnerError("only the session's own process may map its pools; open a session there")
+        gate = self._engine.gate
+        gate.worker_of(opened.peer.uid, opened.peer.gids)
+        gate.pools.require(opened.session.tenant, request.pool)
         pool = self._engine.device.pools.get(request.pool)
         if pool is None:
             raise PoolNotFoundError(f"no pool {request.pool!r}; create it first")
@@ -139,6 +154,11 @@ def _identity_of(connection: socket.socket) -> ProcessIdentity:
     peer = Peer.of(connection)
     peer.close()
     return peer.identity
+
+
+def _caller_of(connection: socket.socket) -> Caller:
+    pid, uid = peer_credentials(connection)
+    return Caller("attach", f"uid:{uid}", (("pid", pid),))
 
 
 def _parsed(packet: bytes) -> pb.AttachRequest:

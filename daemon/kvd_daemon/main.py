@@ -25,7 +25,9 @@ from kvd_daemon.engine.stopping import Ending
 from kvd_daemon.fd_store import NO_STORE, DescriptorStore, FdStore
 from kvd_daemon.kernel.link import WorkerCommand
 from kvd_daemon.processes import OPERATOR_MISTAKE, RESTART_WANTED, allow_many_descriptors, die_with_parent
+from kvd_daemon.rpc.probe import LeaseProbe
 from kvd_daemon.rpc.server import Server
+from kvd_daemon.rpc.tls_port import TlsPort
 from kvd_daemon.run_dir import DeviceDir, private_folder
 from kvd_daemon.settings import Settings
 from kvd_daemon.supervised import Supervised, obey_signals
@@ -35,6 +37,7 @@ LOG = logging.getLogger("kvd.main")
 
 
 def main() -> None:
+    os.umask(0o077)  # what is made here is for its owner, until it is given to others
     settings, device = Settings.from_json(sys.argv[1]), sys.argv[2]
     die_with_parent(int(sys.argv[3]))
     _log_to_stderr(settings.log_level, device)
@@ -42,13 +45,16 @@ def main() -> None:
     channel = Channel.of(int(sys.argv[4])) if len(sys.argv) > 4 else None
     store = FdStore(channel, int(sys.argv[5])) if channel is not None else NO_STORE
     try:
-        folder = DeviceDir(Path(settings.run_dir), device)
+        folder = DeviceDir(Path(settings.run_dir), device, settings.socket_gid)
         command = WorkerCommand(settings.kernel_threads, kernel_cache(os.environ), folder.lock_fd)
     except KvdError as error:
         print(f"kvd: {error}", file=sys.stderr)
         sys.exit(OPERATOR_MISTAKE)
     try:
         ending = asyncio.run(serve(settings, folder, command, store, channel))
+    except InvalidArgumentError as error:  # a port that is taken, a certificate that is none
+        print(f"kvd: {error}", file=sys.stderr)
+        sys.exit(OPERATOR_MISTAKE)
     finally:
         folder.close()
     sys.exit(RESTART_WANTED if ending is Ending.RESTART else 0)
@@ -62,19 +68,32 @@ async def serve(
     channel: Channel | None,
 ) -> Ending:
     """Until somebody wants an end; answers which one."""
-    told = DeviceSettings(folder.path.name, settings.host_memory_bytes, settings.session_ttl_ns)
+    device = folder.path.name
+    told = DeviceSettings(
+        device, settings.host_memory_bytes, settings.session_ttl_ns, settings.guarding(device)
+    )
     inheritance = nothing_inherited(Device(settings.host_memory_bytes), store)
     engine = Engine(told, HostMemory(), command, inheritance)
     supervised = Supervised(channel, engine) if channel is not None else None
     obey_signals(engine, settings.drain_timeout_ns / 1e9)
+    engine.admission.set_quotas(settings.tenants)
+    engine.on_reload(lambda settings: engine.admission.set_quotas(settings.tenants))
     engine.on_reload(_change_log_level)
-    server = Server(engine, str(folder.grpc_socket_at_first))
+    tls_port = TlsPort(settings.listening, device) if settings.listening is not None else None
+    server = Server(engine, str(folder.grpc_socket_at_first), tls_port)
     attach = AttachServer(engine, folder.attach_socket)
+    folder.publish(folder.attach_socket)
+    engine.on_reload(lambda written: _judge_anew(engine, written))
+    if tls_port is not None:
+        engine.on_reload(lambda _: tls_port.refresh(engine.gate.audit))
     await server.start()
     _spare_the_collector()
     folder.publish_grpc()
     LOG.info("serving %d bytes", settings.host_memory_bytes)
-    background = [engine.run(), attach.run()]
+    if server.tcp_address:
+        LOG.info("operators may call %s", server.tcp_address)
+    probe = LeaseProbe(str(folder.grpc_socket))
+    background = [engine.run(), attach.run(), engine.probing.ask(probe)]
     if supervised is not None:
         supervised.ready()
         background.append(supervised.run())
@@ -108,6 +127,13 @@ async def _drained(engine: Engine) -> Ending:
         engine.drain()
         await engine.drained(wanted.patience_s)
     return wanted.ending
+
+
+def _judge_anew(engine: Engine, settings: Settings) -> None:
+    """The rules, tenants of pools and limits that are written now count."""
+    engine.gate.apply(settings.guarding(engine.settings.name))
+    engine.sessions.judge_again()
+    engine.gate.audit.noted("reload", "settings", {"outcome": "done"})
 
 
 def _change_log_level(settings: Settings) -> None:

@@ -20,6 +20,9 @@ INVISIBLE = (
     "Linux 6.9"
 )
 PEER_CREDENTIALS_BYTES = 12  # struct ucred: pid, uid, gid
+SO_PEERGROUPS = 59  # asm-generic/socket.h, Linux 4.13
+MAX_GROUPS_BYTES = 1024  # what Python asks for at most: 256 groups
+GID_BYTES = 4
 
 
 def allow_many_descriptors() -> None:
@@ -41,6 +44,18 @@ def peer_credentials(connection: socket.socket) -> tuple[int, int]:
     """(pid, uid) of the process that connected, as the kernel saw it then."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS_BYTES)
     return int.from_bytes(raw[0:4], "little", signed=True), int.from_bytes(raw[4:8], "little")
+
+
+def peer_groups(connection: socket.socket) -> frozenset[int]:
+    """All groups of the process that connected; of more than 256 only its own, so that too few rights follow."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS_BYTES)
+    try:
+        raw = raw[8:12] + connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS_BYTES)
+    except OSError:
+        raw = raw[8:12]
+    return frozenset(
+        int.from_bytes(raw[at : at + GID_BYTES], "little") for at in range(0, len(raw), GID_BYTES)
+    )
 
 
 def peer_pidfd(connection: socket.socket) -> int:

@@ -37,10 +37,17 @@ def private_folder(folder: Path) -> Path:
 
 
 class DeviceDir:
-    """`RUN_DIR/NAME` of one device daemon, held by a lock as long as this process lives."""
+    """`RUN_DIR/NAME` of one device daemon, held by a lock as long as this process lives.
 
-    def __init__(self, run_dir: Path, device: str) -> None:
+    Only kvd's user (and root) may enter, or `group` too: it may open the sockets, and nothing else there.
+    """
+
+    def __init__(self, run_dir: Path, device: str, group: int | None = None) -> None:
+        self._group = group
         self.path = private_folder(private_folder(run_dir) / device)
+        if group is not None:
+            _give(run_dir, group, 0o750)
+            _give(self.path, group, 0o750)
         self.grpc_socket = self.path / GRPC_SOCKET
         self.grpc_socket_at_first = self.path / "grpc.new"
         self.attach_socket = self.path / ATTACH_SOCKET
@@ -61,13 +68,32 @@ class DeviceDir:
 
     def publish_grpc(self) -> None:
         """gRPC removes the name it bound when it stops, whoever has that by then: so it is given another."""
-        os.chmod(self.grpc_socket_at_first, 0o600)
+        self.publish(self.grpc_socket_at_first)
         os.rename(self.grpc_socket_at_first, self.grpc_socket)
+
+    def publish(self, socket_path: Path) -> None:
+        """Whoever may open sockets here may open this one. It was the owner's alone until now."""
+        if self._group is None:
+            os.chmod(socket_path, 0o600)
+        else:
+            _give(socket_path, self._group, 0o660)
 
     def _remove_sockets(self) -> None:
         self.grpc_socket_at_first.unlink(missing_ok=True)
         self.grpc_socket.unlink(missing_ok=True)
         self.attach_socket.unlink(missing_ok=True)
+
+
+def _give(path: Path, group: int, mode: int) -> None:
+    """Raises InvalidArgumentError if the group is not one of ours."""
+    try:
+        os.chown(path, -1, group)
+        os.chmod(path, mode)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"--socket-group {group}: {path} cannot be given to it ({error.strerror}); name a group that user "
+            f"{os.geteuid()} is in"
+        ) from error
 
 
 def _locked(path: Path) -> int:

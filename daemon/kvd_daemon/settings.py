@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from kvd.errors import InvalidArgumentError
+from kvd_daemon import tenant_quotas
+from kvd_daemon.access.gate import Guarding
 from kvd_daemon.access.listening import Listening, ListenWords
 from kvd_daemon.access.pool_tenants import PoolTenants, pool_tenants_of
-from kvd_daemon.access.rules import Rule, rules_of, rules_table
+from kvd_daemon.access.rules import Rule, gid_of, rules_of, rules_table
 from kvd_daemon.access.serving_limits import ServingLimits, serving_limits_of
+from kvd_daemon.tenant_quotas import TenantQuotas, tenant_quotas_of
 from kvd_daemon.unknown_keys import refuse_unknown
 
 MIN_HOST_MEMORY_BYTES = 1 << 20  # less holds no block of any real model
@@ -72,6 +75,7 @@ class Settings:
     access: tuple[Rule, ...] = ()
     limits: ServingLimits = field(default_factory=ServingLimits)
     pools: PoolTenants = field(default_factory=PoolTenants)
+    tenants: TenantQuotas = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -87,17 +91,29 @@ class Settings:
         for name in TEXTS:
             if not isinstance(getattr(self, name), str):
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)!r}; a text in quotes is needed")
-        assert self.listening is None or self.listen
+        _ = self.listening, self.socket_gid  # each raises if it makes no sense
         if self.log_level not in LOG_LEVELS:
             raise InvalidArgumentError(
                 f"log_level {self.log_level!r}; one of {', '.join(LOG_LEVELS)} is needed"
             )
 
     @property
+    def socket_gid(self) -> int | None:
+        """The group that may open the sockets. Raises InvalidArgumentError if there is none of that name."""
+        name = self.socket_group
+        return gid_of(int(name) if name.isdecimal() else name, "socket_group") if name else None
+
+    @property
     def listening(self) -> Listening | None:
         """Raises InvalidArgumentError for a port that anybody could use."""
         words = (self.listen, self.tls_cert, self.tls_key, self.tls_client_ca, self.token_file)
         return ListenWords(*words).listening()
+
+    def guarding(self, device: str) -> Guarding:
+        """Who gets in at that device, and where its audit log is."""
+        name = f"{device}.audit.jsonl" if self.audit_dir else "audit.jsonl"
+        folder = Path(self.audit_dir) if self.audit_dir else Path(self.run_dir) / device
+        return Guarding(self.access, self.pools, self.limits, bool(self.socket_group), folder / name)
 
     def to_json(self) -> str:
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -135,6 +151,7 @@ TABLES: Mapping[str, tuple[Callable[[object], Any], Callable[[Any], object]]] = 
     "access": (rules_of, rules_table),
     "limits": (serving_limits_of, ServingLimits.to_table),
     "pools": (pool_tenants_of, PoolTenants.to_table),
+    "tenants": (tenant_quotas_of, tenant_quotas.to_table),
 }
 """Tables of kvd.toml: what reads them, and what shows them as they stood there."""
 

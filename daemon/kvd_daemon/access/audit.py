@@ -14,13 +14,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kvd.errors import KvdError
+from kvd.errors import (
+    KvdError,
+    LimitExceededError,
+    NotOwnerError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 
 MAX_FILE_BYTES = 4 << 20  # bytes; some 15,000 lines
 KEPT_FILES = 3  # older ones: audit.jsonl.1 is the newest of them
 MAX_VALUE_CHARS = 300  # characters of one value: a caller must not fill the log with its own words
 REPEAT_S = 1.0  # seconds between two lines about the same refusal
 MAX_REMEMBERED = 1024  # refusals told apart, the oldest forgotten first
+REFUSALS = (UnauthenticatedError, PermissionDeniedError, NotOwnerError, LimitExceededError)
+"""Failures that are about who asks or how much, not about what is there."""
 LOG = logging.getLogger("kvd.audit")
 
 

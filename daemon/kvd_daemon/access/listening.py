@@ -1,6 +1,7 @@
 """--listen: a TCP port for operators. It is opened only with TLS and a proof of who calls."""
 
 import re
+import string
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +22,12 @@ class Listening:
     tls: TlsFiles
     token_file: Path | None
 
-    def address(self, device_index: int) -> str:
-        """Raises InvalidArgumentError beyond the last port."""
-        port = self.port + device_index if self.port else 0
+    def address(self, device: str) -> str:
+        """HOST:PORT of the device ("host0", ...). Raises InvalidArgumentError beyond the last port."""
+        index = int(device.lstrip(string.ascii_letters))
+        port = self.port + index if self.port else 0
         if port > MAX_PORT:
-            raise InvalidArgumentError(
-                f"--listen: device {device_index} would have port {port}; choose a lower one"
-            )
+            raise InvalidArgumentError(f"--listen: {device} would have port {port}; choose a lower one")
         return f"{self.host}:{port}"
 
 

@@ -6,16 +6,18 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvd.errors import KvdError
+from kvd_daemon.access.gate import Gate, Guarding
 from kvd_daemon.core import InvariantError, LeaseState
 from kvd_daemon.device.protocol import DeviceMemory
 from kvd_daemon.kernel.client import KernelClient
 from kvd_daemon.kernel.link import WorkerCommand
 from kvd_daemon.settings import Settings
 
+from .admission import Admission
 from .compressions import Compressions
 from .events import Draining, Ended
 from .exhaustion import Exhaustion
@@ -23,6 +25,7 @@ from .health import Health
 from .inheritance import Inheritance
 from .leases import Leases
 from .pools import Pools
+from .probing import Probing
 from .sessions import Sessions
 from .stopping import Stopping
 
@@ -30,7 +33,7 @@ EPOCH_BYTES = 8  # random id of this incarnation
 MIN_TICK_S = 0.02  # seconds between two looks at the clock for expired sessions
 TICKS_PER_TTL = 20  # an expired session is fenced within 5 % of its TTL
 MAX_TICK_S = 1.0
-IDLE_BEFORE_CHECK_S = 1.0  # without a call for this long, the invariants are checked
+IDLE_BEFORE_CHECK_S = 0.5  # without a call for this long, the invariants are checked; probes come each second
 CHECK_INTERVAL_S = 10.0  # at most this often
 DRAIN_POLL_S = 0.02  # seconds between two looks at the leases that a drain waits for
 HELD = (LeaseState.ACTIVE, LeaseState.COMPRESSING)
@@ -44,6 +47,7 @@ class DeviceSettings:
     name: str
     memory_bytes: int
     session_ttl_ns: int
+    guarding: Guarding = field(default_factory=Guarding)
 
 
 class Engine:
@@ -66,17 +70,25 @@ class Engine:
         self.started_ns = time.time_ns()
         self.health = Health()
         self.device = inheritance.device
-        self._kernel = KernelClient(worker, lambda: self.health.kernel(self._kernel.serving))
-        self.sessions = Sessions(self.device, settings.session_ttl_ns, self.descriptors)
+        self._kernel = KernelClient(worker, lambda: self.health.kernel(self._kernel.trouble))
+        self.probing = Probing(self.device, self.health)
+        self.gate = Gate(settings.guarding, settings.name)
+        self.sessions = Sessions(self.device, settings.session_ttl_ns, self.descriptors, self.gate)
         for session_id, pidfd in inheritance.pidfds.items():
             self.sessions.adopt(self.device.sessions[session_id], pidfd)
         self.pools = Pools(self.device, memory, self._kernel, self.descriptors)
-        exhaustion = Exhaustion(self.sessions)
-        self.leases = Leases(self.device, self._kernel, self.sessions, exhaustion, self.spawn)
+        exhaustion = Exhaustion(self.device, self.sessions)
+        self.admission = Admission(self.device, exhaustion)
+        self.leases = Leases(self.device, self._kernel, self.sessions, self.admission, self.spawn)
         self.compressions = Compressions(self.device, self._kernel, exhaustion)
         self._reload_listeners: list[Callable[[Settings], None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._last_call_s = time.monotonic()
+
+    @property
+    def kernel(self) -> KernelClient:
+        """The kernel worker, for those who want to know how it does."""
+        return self._kernel
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run `work` to its end whoever stops waiting for it."""
@@ -104,12 +116,14 @@ class Engine:
             group.create_task(self._kernel.run())
             group.create_task(self._expire())
             group.create_task(self._check_when_idle())
+            group.create_task(self.probing.watch())
 
     async def _expire(self) -> None:
         tick_s = self.settings.session_ttl_ns / 1e9 / TICKS_PER_TTL
         while True:
             await asyncio.sleep(min(max(tick_s, MIN_TICK_S), MAX_TICK_S))
             self.sessions.expire()
+            self.admission.tick(time.monotonic_ns())
 
     async def _check_when_idle(self) -> None:
         while True:
@@ -140,13 +154,15 @@ class Engine:
                 LOG.error("a part of the new settings is not taken: %s", error)
 
     def drain(self) -> None:
-        """No new leases; whoever holds a stream is told."""
+        """No new leases; whoever holds a stream is told, and nobody waits for blocks any longer."""
         self.health.drain()
+        self.admission.close()
         self.sessions.tell_all(Draining())
 
     def resume(self) -> None:
         """Leases again, after `drain`."""
         self.health.resume()
+        self.admission.open()
 
     def held_leases(self) -> int:
         """Leases somebody can still use."""
@@ -169,3 +185,4 @@ class Engine:
         self.sessions.close()
         self.pools.close()
         self.fences.close()
+        self.gate.close()

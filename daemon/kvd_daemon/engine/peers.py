@@ -6,15 +6,18 @@ import socket
 from collections.abc import Callable
 
 from kvd.errors import UnauthenticatedError
-from kvd_daemon.processes import identity_of, peer_credentials, peer_pidfd
+from kvd_daemon.processes import identity_of, peer_credentials, peer_groups, peer_pidfd
 
 
 class Peer:
-    """Owns a pidfd until `close`. Its pid is 0 if it lives in a pid namespace that is not visible here."""
+    """Owns a pidfd until `close`. Its pid is 0 if it lives in a pid namespace that is not visible here.
 
-    def __init__(self, pidfd: int, pid: int, uid: int) -> None:
+    `gids` is empty for one that a daemon before this one met, until it shows itself again.
+    """
+
+    def __init__(self, pidfd: int, pid: int, uid: int, gids: frozenset[int] = frozenset()) -> None:
         """Raises UnauthenticatedError if nothing tells the process from others; then `pidfd` is closed."""
-        self.pid, self.uid = pid, uid
+        self.pid, self.uid, self.gids = pid, uid, gids
         self.pidfd = pidfd
         try:
             self.identity = identity_of(pidfd, pid)
@@ -25,12 +28,7 @@ class Peer:
     @classmethod
     def of(cls, connection: socket.socket) -> "Peer":
         """Raises UnauthenticatedError if the process is gone or not visible."""
-        return cls(peer_pidfd(connection), *peer_credentials(connection))
-
-    @property
-    def tenant(self) -> str:
-        """Whom its bytes belong to: memory that passes to another one is scrubbed."""
-        return f"uid:{self.uid}"
+        return cls(peer_pidfd(connection), *peer_credentials(connection), peer_groups(connection))
 
     def watch(self, on_exit: Callable[[], None]) -> None:
         """Call `on_exit` as soon as the process has exited."""

@@ -13,10 +13,12 @@ from kvd.errors import (
     InvalidArgumentError,
     KvdError,
     NotOwnerError,
+    PermissionDeniedError,
     SessionExpiredError,
     SessionNotFoundError,
 )
 from kvd.limits import MAX_CLIENT_NAME_CHARS
+from kvd_daemon.access.gate import Gate
 from kvd_daemon.core import Device, Progress, Session, SessionIdentity, SessionState
 from kvd_daemon.fd_store import DescriptorStore
 
@@ -85,10 +87,11 @@ class Opening:
 class Sessions:
     """All of a device's sessions."""
 
-    def __init__(self, device: Device, ttl_ns: int, store: DescriptorStore) -> None:
+    def __init__(self, device: Device, ttl_ns: int, store: DescriptorStore, gate: Gate) -> None:
         self._device = device
         self._ttl_ns = ttl_ns
         self._store = store
+        self._gate = gate
         self._by_hash: dict[bytes, OpenSession] = {}
         self._tickets = Tickets()
 
@@ -103,31 +106,43 @@ class Sessions:
     def issue_ticket(self, peer: Peer) -> bytes:
         return self._tickets.issue(peer, time.monotonic_ns())
 
+    def redeem(self, ticket: bytes) -> Peer:
+        """The process that asked for the ticket; the caller closes it. Raises TicketInvalidError."""
+        return self._tickets.redeem(ticket, time.monotonic_ns())
+
     def open(self, ticket: bytes, client_name: str, resume_token: bytes) -> Opening:
         """A new session of the ticket's process, or its old one.
 
-        Raises TicketInvalidError, SessionNotFoundError, SessionExpiredError, LimitExceededError,
-        DeviceUnavailableError.
+        Raises TicketInvalidError, PermissionDeniedError, SessionNotFoundError, SessionExpiredError,
+        LimitExceededError, DeviceUnavailableError.
         """
         if len(client_name) > MAX_CLIENT_NAME_CHARS:
             raise InvalidArgumentError(
                 f"client_name of {len(client_name)} characters; {MAX_CLIENT_NAME_CHARS} allowed"
             )
-        peer = self._tickets.redeem(ticket, time.monotonic_ns())
+        peer = self.redeem(ticket)
         try:
+            tenant = self._gate.worker_of(peer.uid, peer.gids).tenant
             if resume_token:
                 resumed = self._resume(resume_token, peer)
                 peer.close()
                 return Opening(resumed, resume_token, True)
-            return self._open(peer, client_name)
+            self._check_room(tenant)
+            return self._open(peer, tenant, client_name)
         except KvdError:
             peer.close()
             raise
 
-    def _open(self, peer: Peer, client_name: str) -> Opening:
+    def _check_room(self, tenant: str) -> None:
+        """Raises LimitExceededError if one more session of that tenant is too many."""
+        own = sum(opened.session.tenant == tenant for opened in self)
+        self._gate.limits.require("sessions", len(self._by_hash) + 1, "sessions")
+        self._gate.limits.require("sessions_per_tenant", own + 1, f"sessions of tenant {tenant}")
+
+    def _open(self, peer: Peer, tenant: str, client_name: str) -> Opening:
         """The pidfd is kept before there is a session: one without is one whose process is gone."""
         session_id, token = secrets.token_hex(SESSION_ID_BYTES), secrets.token_bytes(TOKEN_BYTES)
-        identity = SessionIdentity(session_id, peer.tenant, peer.pid, peer.uid, client_name, hash_of(token))
+        identity = SessionIdentity(session_id, tenant, peer.pid, peer.uid, client_name, hash_of(token))
         self._store.put(descriptor_of(session_id), peer.pidfd)
         try:
             session = self._device.open_session(identity, self._ttl_ns, time.monotonic_ns())
@@ -148,6 +163,7 @@ class Sessions:
         if opened.peer.identity != peer.identity:
             raise NotOwnerError("only the session's own process may resume it; open a new session")
         self._device.renew(opened.session_id, (), time.monotonic_ns())
+        opened.peer.gids = peer.gids
         opened.outbox.put(Ended())
         opened.outbox = Outbox()
         return opened
@@ -218,6 +234,16 @@ class Sessions:
             opened.outbox.put(
                 Ended(SessionExpiredError("the session was not renewed in time; open a new one"))
             )
+
+    def judge_again(self) -> None:
+        """After the rules changed: who may be a worker no more loses its stream, and then its TTL runs."""
+        for opened in self:
+            if opened.peer.gids:
+                try:
+                    self._gate.worker_of(opened.peer.uid, opened.peer.gids)
+                except PermissionDeniedError as error:
+                    LOG.warning("session %s ends: %s", opened.session_id, error)
+                    opened.outbox.put(Ended(error))
 
     def tell_all(self, event: Event) -> None:
         for opened in self:

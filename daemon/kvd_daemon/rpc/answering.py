@@ -13,6 +13,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from kvd.errors import InternalError, KvdError
+from kvd_daemon.access.audit import REFUSALS, Caller
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.sessions import OpenSession
 
@@ -51,9 +52,22 @@ def answered(
             raise
         except Exception as bug:  # noqa: BLE001 - the top of a call
             failure = incident(self.engine, method.__name__, bug)
+        if isinstance(failure, REFUSALS):
+            self.engine.gate.audit.refused(_caller_of(self.engine, request), method.__name__, failure)
         await context.abort(code_of(failure), message_of(failure), details_of(failure))
 
     return call
+
+
+def _caller_of(engine: Engine, request: Any) -> Caller:
+    """By the session whose token the request carries."""
+    try:
+        opened = engine.sessions.by_token(getattr(request, "session_token", b""))
+    except KvdError:
+        return Caller("session", "unproven")
+    identity = opened.session.identity
+    details = ("session", identity.session_id), ("pid", identity.pid), ("tenant", identity.tenant)
+    return Caller("session", f"uid:{identity.uid}", details)
 
 
 def incident(engine: Engine, method: str, bug: Exception) -> KvdError:
@@ -72,7 +86,17 @@ async def once(
 
     What has begun is carried out, also when the caller has left.
     """
+    return await settled(begun(opened, request, act))
+
+
+def begun(
+    opened: OpenSession, request: Any, act: "Callable[[], Reply | asyncio.Future[Reply]]"
+) -> "Reply | asyncio.Future[Reply]":
+    """What `act` answers now or later, or answered to the first request of that request_id."""
     content = request.SerializeToString(deterministic=True)
     digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES, salt=type(request).__name__.encode()[:16])
-    outcome = opened.replies.once(request.request_id, digest.digest(), act)
+    return opened.replies.once(request.request_id, digest.digest(), act)
+
+
+async def settled(outcome: "Reply | asyncio.Future[Reply]") -> Reply:
     return await asyncio.shield(outcome) if isinstance(outcome, asyncio.Future) else outcome

@@ -6,6 +6,7 @@ from kvd.convert import spec_from_proto
 from kvd.errors import PoolNotFoundError
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
+from kvd_daemon.engine.sessions import OpenSession
 
 from .answering import Answering, Context, answered, once
 from .views import pool_view
@@ -17,9 +18,10 @@ class PoolService(Answering, kvd_pb2_grpc.PoolServiceServicer):
     @answered
     async def CreatePool(self, request: pb.CreatePoolRequest, context: Context) -> pb.CreatePoolResponse:
         opened = self.engine.sessions.by_token(request.session_token)
-        return await once(opened, request, lambda: self._create(request))
+        return await once(opened, request, lambda: self._create(opened, request))
 
-    def _create(self, request: pb.CreatePoolRequest) -> pb.CreatePoolResponse:
+    def _create(self, opened: OpenSession, request: pb.CreatePoolRequest) -> pb.CreatePoolResponse:
+        self.engine.gate.pools.require(opened.session.tenant, request.name)
         pool, created = self.engine.pools.create(request.name, spec_from_proto(request.spec), request.blocks)
         return pb.CreatePoolResponse(epoch=self.engine.epoch, pool=pool_view(pool), created=created)
 

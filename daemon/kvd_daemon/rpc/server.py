@@ -1,56 +1,99 @@
-"""The gRPC server of one device: services, health, reflection, limits.
+"""The gRPC servers of one device, one for each door: services, health, reflection, limits.
 
 grpc.aio, not the thread pool: one loop is the only mutator, so the core needs no lock, and it is no slower.
 `benchmarks/bench_echo_server.py`, 64 bytes, one client, 2 cores: p50 358 us against 431 us for the thread
 pool, p99 653 and 648 us, server CPU 294 and 312 us a call.
 """
 
+import asyncio
+from typing import Any
+
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+from kvd.errors import InvalidArgumentError
 from kvd.v1 import kvd_pb2, kvd_pb2_grpc
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.health import HealthState
 
 from .admin_service import AdminService
+from .doors import Door, TlsDoor, UnixDoor
+from .guard import Guard, GuardedServer
 from .lease_service import LeaseService
 from .pool_service import PoolService
 from .session_service import SessionService
+from .tls_port import TlsPort
 
-MAX_MESSAGE_BYTES = 4 << 20  # bytes; 65,536 prefix hashes are 2.3 MB, 1,024 leases far less
 MAX_REPLY_BYTES = 64 << 20  # bytes; block tables of the largest pool, every second block taken
-MAX_CONCURRENT_STREAMS = 1024  # calls at a time on one connection; a worker needs a handful
 STOP_GRACE_S = 0.5  # seconds that calls under way get when the daemon stops
-OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+TCP_MESSAGE_BYTES = 64 << 10  # bytes; an operator's requests are below 2 KB, and strangers can send them
+TCP_STREAMS = 64  # calls at a time on one connection; kvctl makes one
+TCP_OPTIONS = (
+    ("grpc.max_receive_message_length", TCP_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_REPLY_BYTES),
-    ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+    ("grpc.max_concurrent_streams", TCP_STREAMS),
+    ("grpc.max_connection_age_ms", 300_000),  # then it must pass the handshake again, and today's authority
+    ("grpc.max_connection_age_grace_ms", 60_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),  # for whoever connects and says nothing
     ("grpc.so_reuseport", 0),
 )
 SERVICES = tuple(service.full_name for service in kvd_pb2.DESCRIPTOR.services_by_name.values())
 
 
 class Server:
-    """Listens on a Unix socket from `start` to `stop`."""
+    """Listens on a Unix socket, and on a TCP port if there is one, from `start` to `stop`."""
 
-    def __init__(self, engine: Engine, socket_path: str) -> None:
+    def __init__(self, engine: Engine, socket_path: str, tls_port: TlsPort | None = None) -> None:
+        """Raises InvalidArgumentError if the TCP port cannot be had."""
         self._engine = engine
-        self._server = grpc.aio.server(options=OPTIONS)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not re-exported by name
-        kvd_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(engine), self._server)
-        kvd_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(engine), self._server)
-        kvd_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseService(engine), self._server)
-        kvd_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(engine), self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        limits = engine.gate.limits
+        unix_options = (
+            ("grpc.max_receive_message_length", limits.message_bytes),
+            ("grpc.max_send_message_length", MAX_REPLY_BYTES),
+            ("grpc.max_concurrent_streams", limits.streams),
+        )
+        unix_server = self._serving(UnixDoor(engine), unix_options)
+        unix_server.add_insecure_port(f"unix:{socket_path}")
+        self._servers = [unix_server]
+        self._tls_port = tls_port
+        self._watching: asyncio.Task[None] | None = None
+        self.tcp_address = self._open_tcp(tls_port) if tls_port is not None else ""
+
+    def _serving(self, door: Door, options: tuple[tuple[str, int], ...]) -> grpc.aio.Server:
+        """A server of all services behind that door."""
+        engine, server = self._engine, grpc.aio.server(options=options)
+        guarded: Any = GuardedServer(server, Guard(door, engine.gate))
+        kvd_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(engine), guarded)
+        kvd_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(engine), guarded)
+        kvd_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseService(engine), guarded)
+        kvd_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(engine), guarded)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, guarded)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
-        self._server.add_insecure_port(f"unix:{socket_path}")
+        reflecting = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # nor is this
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflecting, guarded)
+        return server
+
+    def _open_tcp(self, tls_port: TlsPort) -> str:
+        """The address that was opened, with its true port."""
+        server = self._serving(TlsDoor(self._engine, tls_port), TCP_OPTIONS)
+        self._servers.append(server)
+        try:
+            port = server.add_secure_port(tls_port.address, tls_port.credentials())
+        except RuntimeError as error:
+            raise InvalidArgumentError(
+                f"--listen: {tls_port.address} cannot be opened; choose a free port and an address of this machine"
+            ) from error
+        return f"{tls_port.address.rpartition(':')[0]}:{port}"
 
     async def start(self) -> None:
         await self._show_health()
         self._engine.health.listen(self._health_changed)
-        await self._server.start()
+        for server in self._servers:
+            await server.start()
+        if self._tls_port is not None:
+            self._watching = asyncio.create_task(self._tls_port.watch(self._engine.gate.audit))
 
     def _health_changed(self) -> None:
         self._engine.spawn(self._show_health())
@@ -62,4 +105,6 @@ class Server:
             await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self) -> None:
-        await self._server.stop(STOP_GRACE_S)
+        if self._watching is not None:
+            self._watching.cancel()
+        await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._servers))
