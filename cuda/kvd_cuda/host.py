@@ -1,6 +1,6 @@
 """The backend for CPU memory: Numba loops and torch's float32 GEMM, one thread, bounded workspace."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -25,11 +25,15 @@ class HostBackend(Backend):
     """Implements `kvd_cuda.backend.Backend`. Not shared between threads: it owns its buffers.
 
     Temporaries stay under `workspace_bytes` for leases up to a million slots; results do not depend on it.
+    `on_step` is called between steps: a tile of scores, one layer's keys or values to move.
     """
 
-    def __init__(self, workspace_bytes: int = WORKSPACE_BYTES) -> None:
+    def __init__(
+        self, workspace_bytes: int = WORKSPACE_BYTES, on_step: Callable[[], None] = lambda: None
+    ) -> None:
         self._workspace_bytes = workspace_bytes
-        self._attention = TiledAttention()
+        self._on_step = on_step
+        self._attention = TiledAttention(on_step)
 
     def head_ranges(self, planes: KVPlanes) -> Iterator[HeadRange]:
         """As many kv heads at once as SCORES_BYTES hold."""
@@ -84,6 +88,7 @@ class HostBackend(Backend):
         _check_compaction(planes, kept, destination)
         for layer in range(planes.layers):
             for plane in (planes.k[layer], planes.v[layer]):
+                self._on_step()
                 sources = _slot_starts(plane, planes.block_table, planes.length)
                 goals = _slot_starts(plane, destination, kept.shape[2])
                 move_slots(flat_plane(plane).words, sources, goals, kept[layer], plane.shape[3])
@@ -98,6 +103,7 @@ class HostBackend(Backend):
         rope.check(planes, slots.size)
         blocks, offsets = planes.block_table[slots // planes.block_size], slots % planes.block_size
         for layer, plane in enumerate(planes.k):
+            self._on_step()
             stored = plane[blocks, offsets] if rope.originals is None else rope.originals[layer]
             turned = rotate(to_float32(stored, planes.dtype), delta, rope.inv_freq, rope.style)
             plane[blocks, offsets] = from_float32(turned.astype(np.float32), planes.dtype)

@@ -8,7 +8,7 @@ Rows that would overflow the store are split; tiles that still do not fit are co
 Both change no bit: each tile is computed alike whichever way the work is cut.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,9 +96,13 @@ class Votes:
 
 
 class TiledAttention:
-    """Collects attention over key columns; owns the tile buffers, so one instance serves one thread."""
+    """Collects attention over key columns; owns the tile buffers, so one instance serves one thread.
 
-    def __init__(self) -> None:
+    `on_step` is called before every tile.
+    """
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self._on_step = on_step
         self._store = np.empty(0, np.float32)
         self._keys = np.empty((TILE_SLOTS, 0), np.float32)
 
@@ -115,6 +119,7 @@ class TiledAttention:
 
     def load_keys(self, column: KeyColumn, tile_index: int, head_dim: int) -> FloatArray:
         """float32 [TILE_SLOTS, head_dim] of the tile's keys; rows past the end keep old, finite values."""
+        self._on_step()
         if self._keys.shape[1] != head_dim:
             self._keys = np.zeros((TILE_SLOTS, head_dim), np.float32)
         starts = column.starts[tile_index * TILE_SLOTS : (tile_index + 1) * TILE_SLOTS]

@@ -12,32 +12,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
 from kvd_daemon.engine import engine as engine_module
-from kvd_daemon.engine.health import Health, HealthState
+from kvd_daemon.engine.health import HealthState
 from kvd_daemon.rpc.server import Server
 
 from .engine_room import DyingCommand, running_engine
 from .raw_worker import error_info
-
-
-def test_health_starts_serves_and_fails_with_the_kernel_worker() -> None:
-    health = Health()
-    assert (health.state, health.detail) == (HealthState.STARTING, "the kernel worker starts")
-    health.kernel(True)
-    assert (health.state, health.detail) == (HealthState.SERVING, "")
-    health.kernel(False)
-    assert health.state is HealthState.FAILING
-    health.kernel(True)
-    assert health.state is HealthState.SERVING
-
-
-def test_a_finding_stays_red_and_a_stop_is_told() -> None:
-    health = Health()
-    health.kernel(True)
-    health.find("two and two were five")
-    health.find("and three")
-    assert (health.state, health.detail) == (HealthState.FAILING, "two and two were five")
-    health.drain()
-    assert health.state is HealthState.DRAINING
 
 
 def test_a_bug_is_answered_with_an_incident_and_turns_health_red(

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvd.errors import KernelWorkerUnavailableError, KvdError, PoolExhaustedError
 from kvd_daemon.core import Change, Device, Lease, LeaseWish, Progress, runs_of
+from kvd_daemon.core import Revoked as RevokedLease
 from kvd_daemon.core.lease import Scrubbing
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError
 from kvd_daemon.kernel.messages import Scrub
@@ -18,6 +19,7 @@ from .events import Revoked
 from .exhaustion import Exhaustion
 from .sessions import OpenSession, Sessions
 
+REVOKE_POLL_S = 0.02  # seconds between two looks at the job that a revocation waits for
 SCRUB_ATTEMPTS = 3  # kernel workers that may die over one scrub before the call is undone
 
 
@@ -77,11 +79,20 @@ class Leases:
         """Raises what Device.release does."""
         self._device.release(opened.session_id, lease_ids)
 
-    def revoke(self, lease_id: int, cause: str) -> int:
-        """Take a lease away and tell its worker; answers the number of quarantined blocks."""
+    def revoke(self, lease_id: int, cause: str) -> RevokedLease:
+        """Take a lease away and tell its worker, both when its job has ended if there is one.
+
+        Raises what Device.revoke does.
+        """
         revoked = self._device.revoke(lease_id)
-        self._sessions.tell(revoked.lease.session_id, Revoked(lease_id, cause))
-        return revoked.quarantined_count
+        self._spawn(self._tell_revoked(revoked.lease, cause))
+        return revoked
+
+    async def _tell_revoked(self, lease: Lease, cause: str) -> None:
+        """Not before the job has ended: the worker could not release the lease."""
+        while lease.job is not None:
+            await asyncio.sleep(REVOKE_POLL_S)
+        self._sessions.tell(lease.session_id, Revoked(lease.lease_id, cause))
 
     def _decided(self, changes: list[Change], scrub: bool) -> Decided:
         if not scrub:

@@ -1,4 +1,8 @@
-"""The daemon's end of the kernel worker: one job at a time by priority, and a new worker when one dies."""
+"""The daemon's end of the kernel worker: one job at a time by priority, and a new worker when one dies.
+
+A worker that is silent for longer than its job may be is taken to hang (stopped, spinning, stuck in a system
+call): it is killed and replaced like one that died. All that is lost is the job in work.
+"""
 
 import asyncio
 import heapq
@@ -10,13 +14,16 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from kvd.errors import InvalidArgumentError, KernelWorkerUnavailableError
+from kvd.spec import KVSpec
 from kvd_daemon.kernel import messages as m
-from kvd_daemon.kernel.link import WorkerCommand, WorkerProcess
+from kvd_daemon.kernel.budgets import START_S, silence_s
+from kvd_daemon.kernel.link import COLLECT_S, WorkerCommand, WorkerProcess
+from kvd_daemon.kernel.vigil import Vigil
 
-START_DEADLINE_S = 180.0  # importing torch takes seconds, compiling kernels for the first time half a minute
+TICK_S = 0.25  # between two looks at the worker
 PING_INTERVAL_S = 1.0  # how often an idle worker is asked whether it is there
-PING_DEADLINE_S = 10.0  # a worker that does not answer by then is killed; a loaded machine may take seconds
-JOB_DEADLINE_S = 120.0  # the longest sequence takes seconds; a worker beyond it hangs
+LATE_S = 4.0  # a worker that is silent for so long does not serve; not yet a reason to kill it
+UNDEAD_PATIENCE_S = 2.0  # a killed worker is gone in milliseconds, unless a system call cannot be interrupted
 MAX_QUEUED_JOBS = 4096  # jobs; the queue of a daemon whose workers all compress at once
 FIRST_BACKOFF_S = 0.05  # before the second start; doubled each time
 MAX_BACKOFF_S = 5.0  # between starts of a worker that keeps dying
@@ -51,13 +58,9 @@ class _Job:
     answer: "asyncio.Future[m.Done]" = field(compare=False)
     moved: bool = field(compare=False, default=False)
 
-    @property
-    def deadline_s(self) -> float:
-        return PING_DEADLINE_S if self.priority is Priority.ALIVE else JOB_DEADLINE_S
-
 
 class KernelClient:
-    """Takes jobs at any time; `run` sees to it that a worker does them. Tells `on_change` about `serving`."""
+    """Takes jobs at any time; `run` sees to it that a worker does them. Tells `on_change` about `trouble`."""
 
     def __init__(self, command: WorkerCommand, on_change: Callable[[], None]) -> None:
         self._command = command
@@ -66,16 +69,30 @@ class KernelClient:
         self._numbers = itertools.count()
         self._pools: dict[str, tuple[m.MapPool, Sequence[int]]] = {}
         self._worker: WorkerProcess | None = None
+        self._vigil: Vigil | None = None
         self._running: _Job | None = None
-        self._deadline: asyncio.TimerHandle | None = None
         self._failures = 0
-        self.serving = False
-        """True while a worker runs that has answered."""
+        self._serving = False
+        self._heard_s: float | None = None
+        self.restarts = 0
+        """Workers that died or were killed."""
+        self.trouble: str | None = ""
+        """Why no worker serves; empty while the first one starts, None while one serves."""
+
+    @property
+    def pid(self) -> int:
+        """The worker's process; 0 while there is none."""
+        return 0 if self._worker is None else self._worker.pid
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since a worker last said a word; None before the first one."""
+        return None if self._heard_s is None else time.monotonic() - self._heard_s
 
     def map_pool(self, request: m.MapPool, fds: Sequence[int]) -> None:
         """This worker and every later one maps the pool; the descriptors stay the caller's."""
         self._pools[request.pool_id] = (request, fds)
-        if self.serving:
+        if self._serving:
             self._enqueue(request, Priority.PLACES, fds)
 
     def unmap_pool(self, pool_id: str) -> None:
@@ -85,7 +102,7 @@ class KernelClient:
             if isinstance(job.request, m.MapPool) and job.request.pool_id == pool_id:
                 job.answer.cancel()
                 return
-        if self.serving:
+        if self._serving:
             self._enqueue(m.UnmapPool(pool_id), Priority.PLACES)
 
     async def perform(self, request: m.Request, priority: Priority = Priority.CALLERS) -> m.Done:
@@ -117,24 +134,61 @@ class KernelClient:
             worker = await WorkerProcess.start(self._command, self._received)
         except OSError as error:
             LOG.error("no kernel worker starts: %s", error.strerror)
-            return self._worker_ended()
+            return self._worker_ended(f"no kernel worker starts: {error.strerror}")
         LOG.info("kernel worker %d starts", worker.pid)
-        self._worker = worker
-        self._watch_deadline(START_DEADLINE_S)
+        self._worker, self._vigil = worker, Vigil(worker.pid, time.monotonic())
+        why, undead = "the daemon stops", False
         try:
-            while not worker.ended.is_set():
-                try:
-                    await asyncio.wait_for(worker.ended.wait(), PING_INTERVAL_S)
-                except TimeoutError:
-                    self._ping()
-            LOG.warning("kernel worker %d is gone", worker.pid)
+            why = f"{await self._watch(worker, self._vigil)}; another one starts"
+            LOG.error("%s", why)
+            self._serving, self._vigil = False, None  # what it says now may end its job, but begins none
+            self._in_trouble(why)
+            undead = not await worker.gone_within(UNDEAD_PATIENCE_S)
+            if undead:
+                LOG.error("kernel worker %d was killed, but a system call holds it", worker.pid)
         finally:
-            worker.reap()
-            self._worker_ended()
+            worker.let_go(0.0 if undead else COLLECT_S)
+            self.restarts += 1
+            self._worker_ended(why)
+
+    async def _watch(self, worker: WorkerProcess, vigil: Vigil) -> str:
+        """Until it is gone or has to go; why."""
+        while True:
+            try:
+                await asyncio.wait_for(worker.ended.wait(), TICK_S)
+            except TimeoutError:
+                pass
+            else:
+                return f"kernel worker {worker.pid} died"
+            budget_s, over = self._budget()
+            silence_s = vigil.look(time.monotonic())
+            if silence_s > budget_s:
+                worker.kill()
+                return f"kernel worker {worker.pid} was killed: silent for {silence_s:.1f} s over {over}"
+            if self._serving:
+                late = f"kernel worker {worker.pid} is silent for {LATE_S:g} s over {over}"
+                self._in_trouble(late if silence_s > LATE_S else None)
+                self._ping()
+
+    def _budget(self) -> tuple[float, str]:
+        """How long the worker may be silent, and over what."""
+        if not self._serving:
+            return START_S, "its start"
+        if self._running is None:
+            return START_S, "nothing"  # nothing was asked; a tick later it will have been
+        request = self._running.request
+        mapped = self._pools.get(getattr(request, "pool_id", ""))
+        spec = None if mapped is None else KVSpec(**mapped[0].spec)
+        return silence_s(request, spec), f"a {type(request).__name__}"
 
     def _ping(self) -> None:
-        if self.serving and self._running is None:
+        if self._running is None and (self.age_s or 0.0) >= PING_INTERVAL_S:
             self._enqueue(m.Ping(), Priority.ALIVE)
+
+    def _in_trouble(self, trouble: str | None) -> None:
+        if trouble != self.trouble:
+            self.trouble = trouble
+            self._on_change()
 
     def _enqueue(
         self, request: m.Request, priority: Priority, fds: Sequence[int] = ()
@@ -147,16 +201,20 @@ class KernelClient:
     def _begin_next(self) -> None:
         while self._waiting and self._waiting[0].answer.done():
             heapq.heappop(self._waiting)  # nobody wants it any more; its pool may be gone
-        if not self.serving or self._running is not None or not self._waiting:
+        if not self._serving or self._running is not None or not self._waiting:
             return
         job = self._running = heapq.heappop(self._waiting)
-        self._watch_deadline(job.deadline_s)
         assert self._worker is not None
+        assert self._vigil is not None
+        self._vigil.heard()
         self._worker.send(job.request, job.fds)
 
     def _received(self, message: m.Message) -> None:
+        if self._vigil is not None:
+            self._vigil.heard()
+            self._heard_s = time.monotonic()
         match message:
-            case m.Ready():
+            case m.Ready() if self._vigil is not None:
                 self._worker_ready()
             case m.Moving():
                 assert self._running is not None
@@ -166,16 +224,14 @@ class KernelClient:
                 self._finish(message)
 
     def _worker_ready(self) -> None:
-        self._stop_deadline()
-        self.serving = True
+        self._serving = True
         for request, fds in self._pools.values():
             self._enqueue(request, Priority.PLACES, fds)
         self._begin_next()
-        self._on_change()
+        self._in_trouble(None)
 
     def _finish(self, outcome: "m.Done | m.Failed | KernelDiedError") -> None:
         job, self._running = self._running, None
-        self._stop_deadline()
         assert job is not None
         if not job.answer.done():  # done: whoever asked was cancelled
             match outcome:
@@ -190,19 +246,17 @@ class KernelClient:
             job.answer.exception()  # pings and mappings are awaited by nobody
         self._begin_next()
 
-    def _worker_ended(self) -> None:
-        self._worker = None
+    def _worker_ended(self, why: str) -> None:
+        self._worker = self._vigil = None
         self._failures += 1
-        was_serving, self.serving = self.serving, False
-        self._stop_deadline()
+        self._serving = False
         if self._running is not None:
             self._finish(KernelDiedError(self._running.moved))
         self._waiting = [job for job in self._waiting if job.priority > Priority.ALIVE]
         heapq.heapify(self._waiting)
         if self._failures >= PATIENT_FAILURES:
             self._refuse_waiting()
-        if was_serving:
-            self._on_change()
+        self._in_trouble(why)
 
     def _refuse_waiting(self) -> None:
         refused, self._waiting = self._waiting, []
@@ -211,21 +265,6 @@ class KernelClient:
                 job.answer.set_exception(
                     _unavailable("the kernel worker keeps dying, the daemon's log says why")
                 )
-
-    def _watch_deadline(self, deadline_s: float) -> None:
-        worker = self._worker
-        assert worker is not None
-        self._deadline = asyncio.get_running_loop().call_later(deadline_s, self._too_late, worker, deadline_s)
-
-    def _stop_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    @staticmethod
-    def _too_late(worker: WorkerProcess, deadline_s: float) -> None:
-        LOG.error("kernel worker %d did not answer within %g s; it is killed", worker.pid, deadline_s)
-        worker.kill()
 
 
 def _unavailable(why: str) -> KernelWorkerUnavailableError:

@@ -1,6 +1,7 @@
 """One kernel worker process and the socket to it."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -13,6 +14,7 @@ from pathlib import Path
 from kvd_daemon.kernel import wire
 from kvd_daemon.kernel.messages import Message, Request
 
+COLLECT_S = 1.0  # seconds to collect a killed worker, in which nothing else happens; it takes milliseconds
 LOG = logging.getLogger("kvd.kernel")
 
 
@@ -89,12 +91,18 @@ class WorkerLink(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(wire.encode(request))
 
+    def close(self) -> None:
+        """Hear nothing more of it."""
+        assert self._transport is not None
+        self._transport.abort()
+
 
 class WorkerProcess:
-    """A started worker. `kill` leaves nothing of it behind."""
+    """A started worker: to be killed, or gone by itself, then `let_go`."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", raw: socket.socket, link: WorkerLink) -> None:
         self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
         self._raw = raw
         self._link = link
         self.ended = link.ended
@@ -104,15 +112,21 @@ class WorkerProcess:
         """Raises OSError if the system refuses a process or descriptors; then nothing was started."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
-        with theirs:
-            try:
-                process = command.start(theirs)
-            except OSError:
-                ours.close()
-                raise
         loop = asyncio.get_running_loop()
-        _, link = await loop.create_connection(lambda: WorkerLink(on_message), sock=ours)
-        return cls(process, ours, link)
+        with theirs:
+            _, link = await loop.create_connection(lambda: WorkerLink(on_message), sock=ours)
+            try:
+                process = command.start(theirs)  # last of all: no word of it is heard before this returns
+            except OSError:
+                link.close()
+                raise
+        try:
+            return cls(process, ours, link)
+        except OSError:
+            link.close()
+            process.kill()
+            process.wait(COLLECT_S)
+            raise
 
     @property
     def pid(self) -> int:
@@ -128,9 +142,26 @@ class WorkerProcess:
         assert sent == len(frame), "a frame with descriptors is far smaller than the socket's buffer"
 
     def kill(self) -> None:
+        """None of its threads runs code of ours after this, even if the kernel keeps one for a while."""
         self._process.kill()
 
-    def reap(self) -> None:
-        """Kill and collect it; its mappings go with it."""
-        self._process.kill()
-        self._process.wait()
+    async def gone_within(self, patience_s: float) -> bool:
+        """Kill it if it still runs; whether it has exited by then, and its mappings with it."""
+        self.kill()
+        exited, loop = asyncio.Event(), asyncio.get_running_loop()
+        loop.add_reader(self._pidfd, exited.set)
+        try:
+            await asyncio.wait_for(exited.wait(), patience_s)
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(self._pidfd)
+        return True
+
+    def let_go(self, patience_s: float) -> None:
+        """Kill and collect it, and hear nothing more of it."""
+        self.kill()
+        os.close(self._pidfd)
+        self._link.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)

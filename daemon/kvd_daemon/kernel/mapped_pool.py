@@ -3,7 +3,7 @@
 import ctypes
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from kvd.spec import KVSpec, Plane
 from kvd_cuda.dtypes import storage_of
 from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
+from kvd_daemon.kernel.budgets import SCRUB_STEP_BYTES
 from kvd_daemon.kernel.messages import IntArray, LeaseAt, QueriesAt
 
 MADV_POPULATE_WRITE = 23  # linux/mman.h, since 5.14
@@ -88,11 +89,13 @@ class MappedPool:
     def _segments(self, block_id: int) -> list[tuple[int, int]]:
         return self.spec.block_segments(block_id, self.blocks_total)
 
-    def scrub(self, runs: IntArray) -> None:
-        """Zero the blocks of the runs and their sidecar entries."""
+    def scrub(self, runs: IntArray, on_step: Callable[[], None]) -> None:
+        """Zero the blocks of the runs and their sidecar entries; `on_step` after every SCRUB_STEP_BYTES."""
         for start, count in runs.tolist():
             for at, byte_count in self._run_segments(start, count):
-                self._flat[at : at + byte_count] = 0
+                for step_at in range(at, at + byte_count, SCRUB_STEP_BYTES):
+                    self._flat[step_at : min(step_at + SCRUB_STEP_BYTES, at + byte_count)] = 0
+                    on_step()
             self.positions[start : start + count] = 0
             self.scores[start : start + count] = 0
 

@@ -108,6 +108,11 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Working:
+    """Another step of the job (or of the start) is done. Said now and then, between steps."""
+
+
+@dataclass(frozen=True)
 class Moving:
     """From now on bytes of the lease itself change: if the worker dies, they are lost."""
 
@@ -135,10 +140,23 @@ class Failed:
 
 
 Request = MapPool | UnmapPool | Populate | Scrub | Ping | Compress | Observe
-Reply = Ready | Moving | Done | Failed
+Reply = Ready | Working | Moving | Done | Failed
 Message = Request | Reply
 
 BY_KIND: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (MapPool, UnmapPool, Populate, Scrub, Ping, Compress, Observe, Ready, Moving, Done, Failed)
+    for kind in (
+        MapPool,
+        UnmapPool,
+        Populate,
+        Scrub,
+        Ping,
+        Compress,
+        Observe,
+        Ready,
+        Working,
+        Moving,
+        Done,
+        Failed,
+    )
 }

@@ -28,6 +28,7 @@ from kvd_daemon.kernel.warm import warm_up
 
 MAX_FDS = 2  # per message: a pool's bytes and its sidecar
 RECEIVE_BYTES = 1 << 20  # bytes per recvmsg
+WORD_INTERVAL_S = 0.25  # seconds at least from one `Working` to the next: some hundred steps of a usual lease
 LOG = logging.getLogger("kvd.kernel")
 
 
@@ -69,11 +70,26 @@ class DaemonLink:
         return taken
 
 
+class Voice:
+    """Tells the daemon that the work goes on, but not after every step of microseconds."""
+
+    def __init__(self, link: DaemonLink) -> None:
+        self._link = link
+        self._spoke_s = time.monotonic()
+
+    def step(self) -> None:
+        """A step is done."""
+        now_s = time.monotonic()
+        if now_s - self._spoke_s >= WORD_INTERVAL_S:
+            self._spoke_s = now_s
+            self._link.send(m.Working())
+
+
 class AnnouncingBackend(HostBackend):
     """Says so before the first byte of a lease moves."""
 
-    def __init__(self, announce: Callable[[], None]) -> None:
-        super().__init__()
+    def __init__(self, announce: Callable[[], None], on_step: Callable[[], None]) -> None:
+        super().__init__(on_step=on_step)
         self._announce = announce
 
     def compact(self, planes: KVPlanes, kept: IntArray, destination: IntArray) -> None:
@@ -92,10 +108,11 @@ class AnnouncingBackend(HostBackend):
 class KernelWorker:
     """Pools by id, and what to do for each message."""
 
-    def __init__(self, link: DaemonLink) -> None:
+    def __init__(self, link: DaemonLink, voice: Voice) -> None:
         self._link = link
+        self._voice = voice
         self._pools: dict[str, MappedPool] = {}
-        self._backend = AnnouncingBackend(lambda: link.send(m.Moving()))
+        self._backend = AnnouncingBackend(lambda: link.send(m.Moving()), voice.step)
 
     def serve(self) -> None:
         """Until the daemon is gone. Anything unforeseen ends this process; the daemon starts another."""
@@ -120,7 +137,7 @@ class KernelWorker:
             case m.Populate(pool_id, offset, byte_count):
                 self._pools[pool_id].populate(offset, byte_count)
             case m.Scrub(pool_id, runs):
-                self._pools[pool_id].scrub(runs)
+                self._pools[pool_id].scrub(runs, self._voice.step)
             case m.Observe():
                 self._observe(request)
             case m.Compress():
@@ -139,7 +156,7 @@ class KernelWorker:
 
     def _compress(self, request: m.Compress) -> m.Done:
         pool = self._pools[request.pool_id]
-        pool.scrub(request.scrub_runs)
+        pool.scrub(request.scrub_runs, self._voice.step)
         planes, queries = pool.lease(request), pool.queries(request)
         if request.method == "h2o" and queries is not None:
             planes = self._observed(planes, queries)
@@ -181,10 +198,11 @@ def _plan(request: m.Compress) -> CompressPlan:
 def serve(connection: socket.socket, threads: int) -> None:
     """Until the daemon is gone."""
     torch.set_num_threads(threads)
-    warm_up()
     link = DaemonLink(connection)
-    worker = KernelWorker(link)
+    voice = Voice(link)
     try:
+        warm_up(voice.step)
+        worker = KernelWorker(link, voice)
         link.send(m.Ready())
         worker.serve()
     except (DaemonGoneError, ConnectionError):

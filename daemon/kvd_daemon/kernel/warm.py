@@ -1,5 +1,7 @@
 """Compile every kernel before the first caller waits for one: tiny leases of each dtype, each method."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from kvd_cuda.compress import compress
@@ -16,13 +18,14 @@ HEAD_DIM = 8
 WINDOW = 2  # queries
 
 
-def warm_up() -> None:
-    """Takes seconds; minutes where nothing is cached yet."""
+def warm_up(on_step: Callable[[], None]) -> None:
+    """Takes seconds; minutes where nothing is cached yet. `on_step` after each method of each dtype."""
     for dtype in STORAGE:
         query_dtype = dtype if dtype in QUERY_DTYPES else "bfloat16"
         planes = _planes(dtype)
         queries = _queries(query_dtype)
         HostBackend().observe(planes, queries)
+        on_step()
         for method, pooling, reduce in (("snapkv", "avg", "mean"), ("span", "max", "max")):
             plan = CompressPlan(
                 method=method,
@@ -33,6 +36,7 @@ def warm_up() -> None:
                 reduce=reduce,
             )
             compress(HostBackend(), planes, plan, queries)
+            on_step()
 
 
 def _planes(dtype: str) -> KVPlanes:

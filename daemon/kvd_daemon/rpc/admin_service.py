@@ -13,7 +13,7 @@ from kvd_daemon.engine.stopping import Ending, Wanted
 
 from .answering import Answering, Context, answered
 from .paging import check_token, page, page_size_of
-from .views import lease_info, pool_status, pool_view, session_info, timestamp
+from .views import age, lease_info, pool_status, pool_view, session_info, timestamp
 
 MAX_CAUSE_CHARS = 1000  # characters; it is told to the worker and logged
 
@@ -37,6 +37,10 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
             pid=engine.pid,
             start_time=timestamp(engine.started_ns),
             version=VERSION,
+            kernel_pid=engine.kernel.pid,
+            kernel_restarts=engine.kernel.restarts,
+            lease_probe_age=age(engine.health.lease_age_s),
+            kernel_probe_age=age(engine.kernel.age_s),
         )
 
     @answered
@@ -66,8 +70,12 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
     async def RevokeLease(self, request: pb.RevokeLeaseRequest, context: Context) -> pb.RevokeLeaseResponse:
         if len(request.cause) > MAX_CAUSE_CHARS:
             raise InvalidArgumentError(f"cause of {len(request.cause)} characters; {MAX_CAUSE_CHARS} allowed")
-        quarantined = self.engine.leases.revoke(request.lease_id, request.cause)
-        return pb.RevokeLeaseResponse(epoch=self.engine.epoch, quarantined_blocks=quarantined)
+        revoked = self.engine.leases.revoke(request.lease_id, request.cause)
+        return pb.RevokeLeaseResponse(
+            epoch=self.engine.epoch,
+            quarantined_blocks=revoked.quarantined_count,
+            deferred=revoked.deferred,
+        )
 
     @answered
     async def ListSessions(

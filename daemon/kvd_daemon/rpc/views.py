@@ -20,6 +20,11 @@ def timestamp(unix_ns: int) -> Timestamp:
     return Timestamp(seconds=seconds, nanos=nanos)
 
 
+def age(seconds: float | None) -> Duration | None:
+    """Unset where there is none."""
+    return None if seconds is None else duration(int(seconds * 1e9))
+
+
 def lease_state(change: Change) -> pb.LeaseState:
     lease = change.lease
     return pb.LeaseState(

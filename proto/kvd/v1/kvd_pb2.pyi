@@ -1547,7 +1547,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     health: builtins.str
     """"serving", "starting", "draining" or "failing"."""
     health_detail: builtins.str
-    """Why it is not "serving", in words."""
+    """Why it is not "serving", in words; if it is, what is strange all the same, or nothing."""
     sessions: builtins.int
     """Live sessions."""
     pid: builtins.int
@@ -1865,17 +1865,21 @@ class RevokeLeaseResponse(google.protobuf.message.Message):
 
     EPOCH_FIELD_NUMBER: builtins.int
     QUARANTINED_BLOCKS_FIELD_NUMBER: builtins.int
+    DEFERRED_FIELD_NUMBER: builtins.int
     epoch: builtins.str
     """Daemon incarnation."""
     quarantined_blocks: builtins.int
     """Blocks that went into quarantine."""
+    deferred: builtins.bool
+    """True when a job is under way: the lease is taken away, and its worker told, as soon as that has ended."""
     def __init__(
         self,
         *,
         epoch: builtins.str = ...,
         quarantined_blocks: builtins.int = ...,
+        deferred: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "quarantined_blocks", b"quarantined_blocks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["deferred", b"deferred", "epoch", b"epoch", "quarantined_blocks", b"quarantined_blocks"]) -> None: ...
 
 Global___RevokeLeaseResponse: typing_extensions.TypeAlias = RevokeLeaseResponse
 

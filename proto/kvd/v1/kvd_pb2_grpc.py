@@ -665,8 +665,9 @@ class AdminServiceServicer(object):
 
     def RevokeLease(self, request, context):
         """Takes a lease away from its worker, who is told at once. Its writable blocks stay in
-        quarantine until the worker releases them or its process is gone.
-        Errors: LEASE_NOT_FOUND, LEASE_BUSY.
+        quarantine until the worker releases them or its process is gone. A lease with a job under way
+        is taken away as soon as that has ended.
+        Errors: LEASE_NOT_FOUND, those of a lease that is gone, LEASE_BUSY (it is about to go with its session).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

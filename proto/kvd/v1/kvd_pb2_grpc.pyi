@@ -786,8 +786,9 @@ class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceL
 
     RevokeLease: _AdminServiceRevokeLeaseType
     """Takes a lease away from its worker, who is told at once. Its writable blocks stay in
-    quarantine until the worker releases them or its process is gone.
-    Errors: LEASE_NOT_FOUND, LEASE_BUSY.
+    quarantine until the worker releases them or its process is gone. A lease with a job under way
+    is taken away as soon as that has ended.
+    Errors: LEASE_NOT_FOUND, those of a lease that is gone, LEASE_BUSY (it is about to go with its session).
     """
 
     ListSessions: _AdminServiceListSessionsType
@@ -889,8 +890,9 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[kvd.v1.kvd_pb2.RevokeLeaseResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.RevokeLeaseResponse]]:
         """Takes a lease away from its worker, who is told at once. Its writable blocks stay in
-        quarantine until the worker releases them or its process is gone.
-        Errors: LEASE_NOT_FOUND, LEASE_BUSY.
+        quarantine until the worker releases them or its process is gone. A lease with a job under way
+        is taken away as soon as that has ended.
+        Errors: LEASE_NOT_FOUND, those of a lease that is gone, LEASE_BUSY (it is about to go with its session).
         """
 
     @abc.abstractmethod
