@@ -15,8 +15,8 @@ from kvd.limits import (
     MAX_TOKENS_PER_LEASE,
 )
 
+MIN_TIMEOUT_S = 0.001  # seconds; no answer comes earlier
 MAX_TIMEOUT_S = 1e7  # seconds; four months, and the clocks of gRPC and of threads take it
-MAX_PATH_CHARS = 4096  # characters; PATH_MAX, and a socket's path must be far shorter
 
 
 def token_count(value: SupportsIndex) -> int:
@@ -24,9 +24,9 @@ def token_count(value: SupportsIndex) -> int:
     return whole("tokens", value, 0, MAX_TOKENS_PER_LEASE)
 
 
-def seconds(name: str, value: object) -> float:
-    """A time to wait, from 0 on."""
-    return real(name, value, 0.0, MAX_TIMEOUT_S)
+def seconds(name: str, value: object, least_s: float = MIN_TIMEOUT_S) -> float:
+    """A time in which an answer is needed; or one to wait, from `least_s` on."""
+    return real(name, value, least_s, MAX_TIMEOUT_S)
 
 
 def client_name(name: object) -> str:

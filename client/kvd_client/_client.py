@@ -133,7 +133,8 @@ def connect(
 
     Raises DeviceUnavailableError, DeadlineExceededError, InvalidArgumentError.
     """
-    shown_name = client_name(f"pid {os.getpid()}" if name in (None, "") else name)
+    unnamed = isinstance(name, str | None) and not name
+    shown_name = client_name(f"pid {os.getpid()}" if unnamed else name)
     timeout_s = seconds("timeout", timeout)
     session = Session(find_endpoint(endpoint, device), shown_name, timeout_s)
     session.start()

@@ -8,6 +8,8 @@ from kvd.arguments import refused, text
 from kvd.errors import DeviceUnavailableError, InvalidArgumentError
 from kvd.run_dir import ATTACH_SOCKET, GRPC_SOCKET, MAX_SOCKET_PATH_BYTES, default_run_dir
 
+MAX_PATH_CHARS = 4096  # characters; PATH_MAX
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -34,9 +36,10 @@ def find_endpoint(where: str | os.PathLike[str] | None = None, device: str | Non
     Without `where` it is $KVD_ENDPOINT, else the default run directory. Raises DeviceUnavailableError if no
     daemon has been there, InvalidArgumentError if that is no path of a directory.
     """
-    named = where or os.environ.get("KVD_ENDPOINT") or default_run_dir(os.environ, os.geteuid())
-    base = _absolute(named)
-    wanted = None if device is None else text("device", device, MAX_SOCKET_PATH_BYTES)
+    unnamed = isinstance(where, str | None) and not where
+    default = os.environ.get("KVD_ENDPOINT") or default_run_dir(os.environ, os.geteuid())
+    base = _absolute(default if unnamed else where)
+    wanted = None if device is None else _folder_name(device)
     try:
         if (base / ATTACH_SOCKET).exists():
             return _fits(base, wanted)
@@ -52,12 +55,19 @@ def find_endpoint(where: str | os.PathLike[str] | None = None, device: str | Non
     return _fits(found[0], None)
 
 
+def _folder_name(device: object) -> str:
+    name = text("device", device, MAX_SOCKET_PATH_BYTES)
+    if "\0" in name or name != Path(name).name:
+        raise refused("device", device, 'a name such as "host0"')
+    return name
+
+
 def _absolute(named: object) -> Path:
     """The path of a string or a PathLike, which a socket's path could begin with."""
     path = os.fspath(named) if isinstance(named, os.PathLike) else named
     if not isinstance(path, str) or "\0" in path:
         raise refused("endpoint", named, "a directory, as a string or a path,")
-    base = Path(path).absolute()
+    base = Path(text("endpoint", path, MAX_PATH_CHARS)).absolute()
     if len(os.fsencode(base)) > MAX_SOCKET_PATH_BYTES:
         raise refused("endpoint", named, f"a path that fits a socket's {MAX_SOCKET_PATH_BYTES} bytes")
     return base

@@ -50,7 +50,7 @@ class Events:
 
     def get(self, timeout: float) -> Event | None:
         """The next event, or None if none came within `timeout` seconds."""
-        patience_s = seconds("timeout", timeout)
+        patience_s = seconds("timeout", timeout, least_s=0.0)
         with self._arrived:
             arrived = self._arrived.wait_for(lambda: len(self._waiting) > 0, patience_s)
             return self._waiting.popleft() if arrived else None

@@ -86,4 +86,9 @@ def _count(config: Any, name: str) -> int:
 
 def dtype_name(dtype: Any) -> str:
     """ "bfloat16" of "bfloat16", of torch.bfloat16 and of numpy's float types; torch need not be there."""
-    return str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
+    if isinstance(dtype, str):
+        return dtype
+    name = getattr(dtype, "__name__", None)
+    if name is None and type(dtype).__module__.partition(".")[0] in ("torch", "numpy"):
+        name = str(dtype).removeprefix("torch.")
+    return name if isinstance(name, str) else shown(dtype)

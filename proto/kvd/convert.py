@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvd import policy as p
+from kvd.arguments import shown
 from kvd.errors import InvalidArgumentError
 from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
@@ -75,7 +76,7 @@ def policy_to_proto(policy: p.Policy) -> pb.Policy:
                     granularity=granularity,
                 )
             )
-    raise InvalidArgumentError(f"{policy!r} is no policy; pass one such as kvd_client.SnapKV()")
+    raise InvalidArgumentError(f"{shown(policy)} is no policy; pass one such as kvd_client.SnapKV()")
 
 
 def policy_from_proto(message: pb.Policy) -> p.Policy:
