@@ -72,6 +72,11 @@ class Quotas:
     def of(self, tenant: int) -> Quota:
         return self.own.get(tenant, self.default)
 
+    def are(self, tenants: Mapping[str, int], own: Mapping[str, Quota], default: Quota) -> bool:
+        """Whether it has been told that already; `tenants` has their indices."""
+        told = {tenants.get(tenant): quota for tenant, quota in own.items()}
+        return self.default == default and self.own == told
+
     def on_return(self, listener: Callable[[], None]) -> None:
         """`listener` is called when blocks come back, in the midst of a change: it must only take note."""
         self._on_return = listener
@@ -130,6 +135,10 @@ class Holdings:
         """Blocks that are kept free for others than `tenant`."""
         return self._owed_blocks - self.owed_to(tenant)
 
+    def is_within_guarantee(self, tenant: int) -> bool:
+        """Whether what `tenant` gives back would be kept free for itself."""
+        return self.held.get(tenant, 0) <= self._promised.get(tenant, 0)
+
     def promised_to(self, tenant: int) -> int:
         return self._promised.get(tenant, 0)
 
@@ -168,44 +177,54 @@ def require(registry: "Registry", tenant: str, needs: "Sequence[tuple[Pool, Need
 
 
 def _require_below_maximum(registry: "Registry", tenant: str, needs: "Sequence[tuple[Pool, Need]]") -> None:
-    quotas, index = registry.quotas, registry.tenants[tenant]
-    limit, held = quotas.of(index).max_blocks, quotas.held.get(index, 0)
-    taken = sum(need.taken for _, need in needs)
-    if held + taken <= limit or not taken:
+    index = registry.tenants[tenant]
+    limit, taken = registry.quotas.of(index).max_blocks, sum(need.taken for _, need in needs)
+    beyond = registry.quotas.held.get(index, 0) + taken - limit
+    if beyond <= 0 or not taken:
         return
-    if all(need.taken == need.scratch for _, need in needs):
-        reserve = sum(pool.reserve for pool, _ in needs)
-        if held + taken <= limit + reserve:
-            return
-    raise QuotaExceededError(
-        f"tenant {tenant} holds {held} of at most {limit} blocks, {taken} more wanted; release or compress "
-        f"{held + taken - limit} blocks of its leases first",
+    scratch = all(need.taken == need.scratch for _, need in needs)
+    if not scratch or beyond > sum(pool.reserve for pool, _ in needs):
+        raise quota_exceeded(registry.quotas, registry.tenants, tenant, needs)
+
+
+def require_room(pool: "Pool", tenant: int, need: Need) -> None:
+    """Raises PoolExhaustedError if `pool` has too little for `tenant` now, what others are owed kept."""
+    usable = pool.usable - need.woken
+    if need.taken <= pool.holdings.owed_to(tenant) and need.granted <= usable:
+        return
+    left = usable - pool.holdings.kept_from(tenant)
+    reserve = pool.reserve if need.ordinary else 0
+    if need.granted > left or need.ordinary > max(0, left - reserve):
+        raise pool_exhausted(pool, tenant, need)
+
+
+def quota_exceeded(
+    quotas: Quotas, tenants: Mapping[str, int], tenant: str, needs: "Sequence[tuple[Pool, Need]]"
+) -> QuotaExceededError:
+    """That `tenant` may not have `needs` now, in numbers."""
+    limit, held = quotas.of(tenants[tenant]).max_blocks, quotas.held.get(tenants[tenant], 0)
+    wanted = sum(need.taken for _, need in needs)
+    return QuotaExceededError(
+        f"{wanted} blocks wanted by tenant {tenant}, which may hold {limit} and holds {held}",
         tenant=tenant,
-        wanted_blocks=taken,
+        wanted_blocks=wanted,
         held_blocks=held,
         max_blocks=limit,
         pool=",".join(pool.name for pool, _ in needs),
     )
 
 
-def require_room(pool: "Pool", tenant: int, need: Need) -> None:
-    """Raises PoolExhaustedError if `pool` has too little for `tenant` now, what others are owed kept."""
-    holdings, usable = pool.holdings, pool.usable - need.woken
-    owed = holdings.owed_to(tenant)
-    if need.taken <= owed and need.granted <= usable:
-        return
-    left = usable - holdings.kept_from(tenant)
-    reserve = pool.reserve if need.ordinary else 0
-    if need.granted <= left and need.ordinary <= max(0, left - reserve):
-        return
-    free = max(0, left - reserve, min(owed, usable))
+def pool_exhausted(pool: "Pool", tenant: int, need: Need) -> PoolExhaustedError:
+    """That `tenant` cannot have `need` of `pool` now, in numbers."""
+    holdings, usable, reserve = pool.holdings, pool.usable - need.woken, pool.reserve if need.ordinary else 0
+    kept = holdings.kept_from(tenant)
+    free = max(0, usable - kept - reserve, min(holdings.owed_to(tenant), usable))
     whole = pool.blocks_total - 1 - reserve - holdings.promised_to_others(tenant)
-    raise PoolExhaustedError(
-        f"{need.granted} blocks wanted in pool {pool.name}, {free} free; release a lease, compress one, or "
-        "retry later",
+    return PoolExhaustedError(
+        f"{need.granted} blocks wanted in pool {pool.name}, {free} free",
         wanted_blocks=need.granted,
         free_blocks=free,
         pool_blocks=max(whole, holdings.promised_to(tenant)),
-        kept_blocks=holdings.kept_from(tenant),
+        kept_blocks=kept,
         pool=pool.name,
     )

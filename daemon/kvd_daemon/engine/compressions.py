@@ -59,7 +59,7 @@ class Compressions:
         try:
             plan = self._device.begin_compress(opened.session_id, progress, policy, shape, now_ns)
         except PoolExhaustedError as error:
-            raise self._exhaustion.explained(error, now_ns) from error
+            raise self._exhaustion.explained(error, opened.session.tenant, now_ns) from error
         if isinstance(plan, Unchanged):
             return Outcome(plan.lease)
         return await self._carry_out(plan, queries, rope)

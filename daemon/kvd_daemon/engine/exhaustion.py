@@ -1,46 +1,112 @@
-"""What happens when blocks run out: the caller is told when to retry, the holders are asked for some."""
+"""What happens when blocks run out: the caller is told what helps, the holders are asked for some."""
 
-from kvd.errors import PoolExhaustedError
+from collections.abc import Iterable
+
+from kvd.errors import ExhaustedError, KvdError, PoolExhaustedError, QuotaExceededError
+from kvd_daemon.core import Device
 
 from .events import Pressure
-from .sessions import Sessions
+from .sessions import OpenSession
 
 RETRY_AFTER_NS = 40_000_000  # ns; a few decode steps, in which sequences end and blocks come back
 PRESSURE_INTERVAL_NS = 1_000_000_000  # ns between two pressure events of a pool; workers need time to react
+
+Short = PoolExhaustedError | QuotaExceededError
+"""Blocks are short: the pool's, or those the tenant may hold."""
 
 
 class Exhaustion:
     """Of all pools of a device."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, device: Device, sessions: Iterable[OpenSession]) -> None:
+        self._device = device
         self._sessions = sessions
-        self._pressed_ns: dict[str, int] = {}
+        self._pressed_ns: dict[tuple[str, str], int] = {}
 
-    def explained(self, error: PoolExhaustedError, now_ns: int) -> PoolExhaustedError:
-        """The same with a time to retry; whoever holds blocks of the pool is asked for some.
+    def explained(self, error: Short, tenant: str, now_ns: int) -> KvdError:
+        """The same with what would help, and a time to retry unless no waiting helps.
 
-        Where even an empty pool would be too small, it says so instead.
+        Who holds the blocks in question is asked for some.
         """
-        details = dict(error.metadata)
-        pool, wanted, free = details["pool"], int(details["wanted_blocks"]), int(details["free_blocks"])
-        if wanted > int(details["pool_blocks"]):
-            return PoolExhaustedError(
-                f"{wanted} blocks wanted in pool {pool}, which has {details['pool_blocks']} when empty; "
-                "lease fewer tokens, or create a larger pool",
-                retry_after_ns=None,
-                **details,
-            )
-        if now_ns - self._pressed_ns.get(pool, -PRESSURE_INTERVAL_NS) >= PRESSURE_INTERVAL_NS:
-            self._pressed_ns[pool] = now_ns
-            self._press(pool, wanted - free)
-        return PoolExhaustedError(
-            f"{wanted} blocks wanted in pool {pool}, {free} free; release a lease, compress one, or retry "
-            f"after {RETRY_AFTER_NS // 1_000_000} ms",
-            retry_after_ns=RETRY_AFTER_NS,
-            **details,
-        )
+        explain = _quota_exceeded if isinstance(error, QuotaExceededError) else _pool_exhausted
+        told = explain(dict(error.metadata))
+        if told.retry_after_ns is not None:
+            self.press_for(told, tenant, now_ns)
+        return told
 
-    def _press(self, pool: str, wanted_blocks: int) -> None:
+    def press_for(self, error: ExhaustedError, tenant: str, now_ns: int) -> None:
+        """Ask the holders of the blocks that `error` of a call of `tenant` is about for what is lacking."""
+        facts, wanted = error.metadata, int(error.metadata["wanted_blocks"])
+        if isinstance(error, QuotaExceededError):
+            lacking = wanted + int(facts["held_blocks"]) - int(facts["max_blocks"])
+            for pool in facts["pool"].split(","):
+                self.press(pool, lacking, tenant, now_ns, of=tenant)
+        else:
+            self.press(facts["pool"], wanted - int(facts["free_blocks"]), tenant, now_ns)
+
+    def press(self, pool: str, wanted_blocks: int, tenant: str, now_ns: int, of: str = "") -> None:
+        """Tell who holds blocks of `pool` that `tenant` lacks so many; only sessions `of` a tenant, if named.
+
+        The largest holder hears it first. Once in a while is enough.
+        """
+        last_ns = self._pressed_ns.get((pool, of), now_ns - PRESSURE_INTERVAL_NS)
+        if now_ns - last_ns < PRESSURE_INTERVAL_NS or pool not in self._device.pools:
+            return
+        self._pressed_ns[pool, of] = now_ns
+        for opened in self._holders(pool, tenant, of):
+            opened.outbox.put(Pressure(pool, max(1, wanted_blocks)))
+
+    def _holders(self, pool: str, tenant: str, of: str) -> list[OpenSession]:
+        """Sessions that could give blocks of `pool` to `tenant`, those that hold most first.
+
+        What a tenant gives back within its guarantee stays its own, so asking it for that is no use.
+        """
+        holdings, indices = self._device.pools[pool].holdings, self._device.tenants
+        held: list[tuple[int, OpenSession]] = []
         for opened in self._sessions:
-            if any(lease.pool == pool for lease in opened.session.leases.values()):
-                opened.outbox.put(Pressure(pool, wanted_blocks))
+            owner = opened.session.tenant
+            if of not in ("", owner) or (owner != tenant and holdings.is_within_guarantee(indices[owner])):
+                continue
+            blocks = sum(len(one.blocks) for one in opened.session.leases.values() if one.pool == pool)
+            if blocks:
+                held.append((blocks, opened))
+        return [opened for _, opened in sorted(held, key=lambda one: -one[0])]
+
+
+def _pool_exhausted(facts: dict[str, str]) -> PoolExhaustedError:
+    pool, wanted = facts["pool"], int(facts["wanted_blocks"])
+    if wanted > int(facts["pool_blocks"]):
+        return PoolExhaustedError(
+            f"{wanted} blocks wanted in pool {pool}, which has {facts['pool_blocks']} when empty; "
+            "lease fewer tokens, or create a larger pool",
+            retry_after_ns=None,
+            **facts,
+        )
+    kept = int(facts["kept_blocks"])
+    beside = f" beside {kept} that are guaranteed to other tenants" if kept else ""
+    if "waiting_calls" in facts:
+        beside += f", for which {facts['waiting_calls']} calls wait already"
+    return PoolExhaustedError(
+        f"{wanted} blocks wanted in pool {pool}, {facts['free_blocks']} free{beside}; release a lease, "
+        f"compress one, wait in line, or retry after {RETRY_AFTER_NS // 1_000_000} ms",
+        retry_after_ns=RETRY_AFTER_NS,
+        **facts,
+    )
+
+
+def _quota_exceeded(facts: dict[str, str]) -> QuotaExceededError:
+    wanted, held, limit = (int(facts[name]) for name in ("wanted_blocks", "held_blocks", "max_blocks"))
+    where = f"{wanted} blocks wanted by tenant {facts['tenant']}, which may hold {limit} and holds {held}"
+    if wanted > limit:
+        return QuotaExceededError(
+            f"{where}; lease fewer tokens, or have max_blocks of the tenant raised in kvd.toml",
+            retry_after_ns=None,
+            **facts,
+        )
+    queue = f"{facts['waiting_calls']} of its calls wait already; " if "waiting_calls" in facts else ""
+    return QuotaExceededError(
+        f"{where}; {queue}release or compress {max(1, held + wanted - limit)} blocks of its leases, wait "
+        f"in line, or retry after {RETRY_AFTER_NS // 1_000_000} ms",
+        retry_after_ns=RETRY_AFTER_NS,
+        **facts,
+    )

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from kvd.errors import KernelWorkerUnavailableError, KvdError, PoolExhaustedError
+from kvd.errors import KernelWorkerUnavailableError, KvdError
 from kvd_daemon.core import Change, Device, Lease, LeaseWish, Progress, runs_of
 from kvd_daemon.core import Revoked as RevokedLease
 from kvd_daemon.core.lease import Scrubbing
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError
 from kvd_daemon.kernel.messages import Scrub
 
+from .admission import Admission, Asker
 from .events import Revoked
-from .exhaustion import Exhaustion
 from .sessions import OpenSession, Sessions
 
 REVOKE_POLL_S = 0.02  # seconds between two looks at the job that a revocation waits for
@@ -39,32 +39,30 @@ class Leases:
         device: Device,
         kernel: KernelClient,
         sessions: Sessions,
-        exhaustion: Exhaustion,
+        admission: Admission,
         spawn: "Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]",
     ) -> None:
         self._device = device
         self._kernel = kernel
         self._sessions = sessions
-        self._exhaustion = exhaustion
+        self._admission = admission
         self._spawn = spawn
 
-    def lease(self, opened: OpenSession, pool: str, wishes: Sequence[LeaseWish]) -> Decided:
-        """Raises what Device.lease does."""
-        now_ns = time.monotonic_ns()
-        try:
-            granted = self._device.lease(opened.session_id, pool, wishes, now_ns)
-        except PoolExhaustedError as error:
-            raise self._exhaustion.explained(error, now_ns) from error
+    def lease(self, asker: Asker, pool: str, wishes: Sequence[LeaseWish]) -> Decided:
+        """Raises what Device.lease does, also where others come first."""
+        asked = asker.session_id, pool, wishes, time.monotonic_ns()
+        granted = self._admission.take(
+            asker, lambda: [self._device.need_of_lease(*asked)], lambda: self._device.lease(*asked)
+        )
         changes = [Change(lease, 0) for lease in granted.leases]
         return self._decided(changes, bool(granted.scrub))
 
-    def extend(self, opened: OpenSession, items: Sequence[tuple[Progress, int]]) -> Decided:
-        """Raises what Device.extend does."""
-        now_ns = time.monotonic_ns()
-        try:
-            extended = self._device.extend(opened.session_id, items, now_ns)
-        except PoolExhaustedError as error:
-            raise self._exhaustion.explained(error, now_ns) from error
+    def extend(self, asker: Asker, items: Sequence[tuple[Progress, int]]) -> Decided:
+        """Raises what Device.extend does, also where others come first."""
+        asked = asker.session_id, items, time.monotonic_ns()
+        extended = self._admission.take(
+            asker, lambda: self._device.needs_of_extend(*asked), lambda: self._device.extend(*asked)
+        )
         return self._decided(extended.leases, bool(extended.scrub))
 
     def seal(self, opened: OpenSession, progress: Progress, hashes: Sequence[bytes]) -> Change:

@@ -13,7 +13,7 @@ from kvd_daemon.engine.stopping import Ending, Wanted
 
 from .answering import Answering, Context, answered
 from .paging import check_token, page, page_size_of
-from .views import age, lease_info, pool_status, pool_view, session_info, timestamp
+from .views import age, lease_info, pool_status, pool_view, session_info, tenant_infos, timestamp
 
 MAX_CAUSE_CHARS = 1000  # characters; it is told to the worker and logged
 
@@ -97,6 +97,10 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
     async def DropPool(self, request: pb.DropPoolRequest, context: Context) -> pb.DropPoolResponse:
         self.engine.pools.drop(request.name)
         return pb.DropPoolResponse(epoch=self.engine.epoch)
+
+    @answered
+    async def ListTenants(self, request: pb.ListTenantsRequest, context: Context) -> pb.ListTenantsResponse:
+        return pb.ListTenantsResponse(epoch=self.engine.epoch, tenants=tenant_infos(self.engine))
 
     @answered
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:

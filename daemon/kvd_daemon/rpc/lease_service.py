@@ -12,12 +12,13 @@ from kvd.limits import MAX_ITEMS_PER_CALL
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
 from kvd_daemon.core import Change
+from kvd_daemon.engine.admission import Asker
 from kvd_daemon.engine.health import HealthState
 from kvd_daemon.engine.leases import Decided
 from kvd_daemon.engine.sessions import OpenSession
 
-from .answering import Answering, Context, answered, once
-from .requests import progress_of, queries_of, rope_of, wish_of
+from .answering import Answering, Context, answered, begun, once, settled
+from .requests import asker_of, progress_of, queries_of, rope_of, wish_of
 from .views import lease_state, report
 
 Reply = TypeVar("Reply", pb.LeaseResponse, pb.ExtendResponse)
@@ -32,16 +33,28 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
             self.engine.probing.rehearse()
             return pb.LeaseResponse(epoch=self.engine.epoch)
         opened = self.engine.sessions.by_token(request.session_token)
-        return await once(opened, request, lambda: self._lease(opened, request))
+        asker = asker_of(opened, request, context.time_remaining())
+        return await self._in_turn(opened, asker, request, lambda: self._lease(asker, request))
+
+    async def _in_turn(
+        self,
+        opened: OpenSession,
+        asker: Asker,
+        request: pb.LeaseRequest | pb.ExtendRequest,
+        act: "Callable[[], Reply | asyncio.Future[Reply]]",
+    ) -> Reply:
+        """As `once`; a call that waits for blocks has not begun yet, so it ends with its caller."""
+        admission = self.engine.admission
+        return await settled(await admission.admitted(asker, lambda: begun(opened, request, act)))
 
     def _lease(
-        self, opened: OpenSession, request: pb.LeaseRequest
+        self, asker: Asker, request: pb.LeaseRequest
     ) -> "pb.LeaseResponse | asyncio.Future[pb.LeaseResponse]":
         if self.engine.health.state is HealthState.DRAINING:
             raise DeviceUnavailableError("the daemon stops; lease elsewhere, or retry in a second")
         _check_item_count(len(request.items))
         wishes = [wish_of(item, request.scratch) for item in request.items]
-        decided = self.engine.leases.lease(opened, request.pool, wishes)
+        decided = self.engine.leases.lease(asker, request.pool, wishes)
         return self._when_ready(
             decided, lambda leases: pb.LeaseResponse(epoch=self.engine.epoch, leases=leases)
         )
@@ -49,14 +62,16 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
     @answered
     async def Extend(self, request: pb.ExtendRequest, context: Context) -> pb.ExtendResponse:
         opened = self.engine.sessions.by_token(request.session_token)
-        return await once(opened, request, lambda: self._extend(opened, request))
+        growing = [item.progress.lease_id for item in request.items]
+        asker = asker_of(opened, request, context.time_remaining(), growing)
+        return await self._in_turn(opened, asker, request, lambda: self._extend(asker, request))
 
     def _extend(
-        self, opened: OpenSession, request: pb.ExtendRequest
+        self, asker: Asker, request: pb.ExtendRequest
     ) -> "pb.ExtendResponse | asyncio.Future[pb.ExtendResponse]":
         _check_item_count(len(request.items))
         items = [(progress_of(item.progress), item.tokens) for item in request.items]
-        decided = self.engine.leases.extend(opened, items)
+        decided = self.engine.leases.extend(asker, items)
         return self._when_ready(
             decided, lambda leases: pb.ExtendResponse(epoch=self.engine.epoch, leases=leases)
         )

@@ -1,11 +1,17 @@
 """Messages in: to the core's and the engine's values."""
 
+from collections.abc import Sequence
+
 from kvd.convert import policy_from_proto
+from kvd.errors import InvalidArgumentError
 from kvd.policy import Dense
 from kvd.v1 import kvd_pb2 as pb
 from kvd_daemon.core import LeaseWish, Progress
+from kvd_daemon.engine.admission import Asker
 from kvd_daemon.engine.kernel_jobs import GivenQueries, GivenRope
+from kvd_daemon.engine.sessions import OpenSession
 
+ANSWER_NS = 20_000_000  # ns before a call's deadline, so that its answer is there in time
 DENSE = Dense()
 
 
@@ -17,6 +23,28 @@ def wish_of(item: pb.LeaseItem, scratch: bool) -> LeaseWish:
     """Raises InvalidArgumentError on a policy that makes no sense."""
     policy = policy_from_proto(item.policy) if item.HasField("policy") else DENSE
     return LeaseWish(item.tokens, policy, list(item.prefix_hashes), scratch)
+
+
+def asker_of(
+    opened: OpenSession,
+    request: pb.LeaseRequest | pb.ExtendRequest,
+    remaining_s: float | None,
+    growing: Sequence[int] = (),
+) -> Asker:
+    """Who calls, and how long it would wait: until shortly before its deadline in `remaining_s` at most.
+
+    Takes `max_wait` out of the request: a repeated one is the same however long it would wait. Raises
+    InvalidArgumentError on a negative one.
+    """
+    if not request.HasField("max_wait"):
+        return Asker(opened.session_id, opened.session.tenant, 0, growing)
+    wait_ns = request.max_wait.ToNanoseconds()
+    if wait_ns < 0:
+        raise InvalidArgumentError(f"max_wait of {wait_ns} ns; a duration from 0 on is needed")
+    request.ClearField("max_wait")
+    if remaining_s is not None:
+        wait_ns = min(wait_ns, max(0, int(remaining_s * 1e9) - ANSWER_NS))
+    return Asker(opened.session_id, opened.session.tenant, wait_ns, growing)
 
 
 def queries_of(message: pb.Queries) -> GivenQueries:

@@ -37,10 +37,17 @@ def _details(error: KvdError) -> list[Message]:
         seconds, nanos = divmod(error.retry_after_ns, 10**9)
         details.append(RetryInfo(retry_delay=Duration(seconds=seconds, nanos=nanos)))
     if isinstance(error, ExhaustedError):
-        subject = f"pool:{error.metadata['pool']}" if "pool" in error.metadata else "device"
-        violation = QuotaFailure.Violation(subject=subject, description=message_of(error))
+        violation = QuotaFailure.Violation(subject=_subject(error), description=message_of(error))
         details.append(QuotaFailure(violations=[violation]))
     return details
+
+
+def _subject(error: ExhaustedError) -> str:
+    """What there is too little of."""
+    for kind in ("tenant", "pool"):
+        if kind in error.metadata:
+            return f"{kind}:{error.metadata[kind]}"
+    return "device"
 
 
 def _packed(detail: Message) -> Any:

@@ -1,11 +1,13 @@
 """Messages out: from the core's and the engine's values."""
 
+from collections import Counter
+
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kvd.convert import spec_to_proto
 from kvd.v1 import kvd_pb2 as pb
-from kvd_daemon.core import Change, Lease, Pool, Session
+from kvd_daemon.core import UNLIMITED, Change, Lease, Pool, Session
 from kvd_daemon.engine.compressions import Outcome
 from kvd_daemon.engine.engine import Engine
 
@@ -56,6 +58,7 @@ def pool_view(pool: Pool) -> pb.Pool:
 
 def pool_status(engine: Engine, pool: Pool) -> pb.PoolStatus:
     counts = pool.counts
+    waiting_calls, wanted_blocks = engine.admission.waiting_in(pool.name)
     leases = [lease for lease in map(engine.device.leases.__getitem__, pool.leases) if not lease.scratch]
     return pb.PoolStatus(
         pool=pool_view(pool),
@@ -72,7 +75,34 @@ def pool_status(engine: Engine, pool: Pool) -> pb.PoolStatus:
         tokens_dropped=pool.totals.tokens_dropped,
         populated_bytes=engine.pools.populated_bytes(pool),
         total_bytes=pool.spec.pool_bytes(pool.blocks_total),
+        waiting_calls=waiting_calls,
+        wanted_blocks=wanted_blocks,
     )
+
+
+def tenant_infos(engine: Engine) -> list[pb.TenantInfo]:
+    """All tenants that have a quota of their own, a session or a lease, by name."""
+    device, quotas = engine.device, engine.device.quotas
+    sessions = Counter(session.tenant for session in device.sessions.values())
+    leases = Counter(lease.tenant for lease in device.leases.values())
+    named = {tenant for tenant, index in device.tenants.items() if index in quotas.own}
+    infos = []
+    for tenant in sorted({*named, *sessions, *leases}):
+        index = device.tenants[tenant]
+        quota = quotas.of(index)
+        infos.append(
+            pb.TenantInfo(
+                tenant=tenant,
+                guaranteed_blocks=quota.guaranteed_blocks,
+                max_blocks=0 if quota.max_blocks == UNLIMITED else quota.max_blocks,
+                pin_blocks=quota.pin_blocks,
+                blocks=quotas.held.get(index, 0),
+                sessions=sessions[tenant],
+                leases=leases[tenant],
+                waiting_calls=engine.admission.waiting_calls_of(tenant),
+            )
+        )
+    return infos
 
 
 def lease_info(engine: Engine, lease: Lease) -> pb.LeaseInfo:

@@ -1,0 +1,288 @@
+"""Who gets blocks next: calls that may wait stand in one line, and nobody overtakes for ever.
+
+The line is walked in order of arrival whenever blocks have come back. A call that a pool is too full for
+holds back the later ones for that pool; one whose tenant is at its maximum holds back only that tenant's.
+These may pass:
+
+* a call that fits into what its own tenant is guaranteed, since nobody else can have those blocks;
+* a scratch lease, since it serves a compression, which gives blocks back;
+* a lease that grows, past leases that are to be: sequences under way end sooner if they may go on. But past
+  each waiting call go no more blocks than it wants itself.
+
+Waiting happens outside of everything that remembers requests: a caller that leaves the line leaves no trace.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from kvd.errors import (
+    DeviceUnavailableError,
+    LimitExceededError,
+    PoolExhaustedError,
+    QuotaExceededError,
+)
+from kvd_daemon.core import Device, LeaseState, Need, Pool, Quota, SessionState
+from kvd_daemon.core.quotas import pool_exhausted, quota_exceeded
+from kvd_daemon.tenant_quotas import OTHERS
+
+from .exhaustion import Exhaustion, Short
+
+MAX_WAITING_CALLS = 1024  # calls; the line is walked when blocks come back, in a few milliseconds at most
+MAX_WAIT_NS = 3600 * 1_000_000_000  # an hour; whoever waits longer has been forgotten
+
+Answer = TypeVar("Answer")
+Taken = TypeVar("Taken")
+Needs = Sequence[tuple[Pool, Need]]
+
+
+@dataclass(eq=False)
+class Asker:
+    """A call for blocks: whose, for how long it would wait, which leases shall grow (none: new ones).
+
+    `needs` is what it wanted when it was refused last.
+    """
+
+    session_id: str
+    tenant: str
+    wait_ns: int = 0
+    growing: Sequence[int] = ()
+    needs: Needs = ()
+
+    @property
+    def wanted_blocks(self) -> int:
+        return sum(need.taken for _, need in self.needs)
+
+    @property
+    def is_scratch(self) -> bool:
+        return all(need.taken == need.scratch for _, need in self.needs)
+
+
+@dataclass(eq=False)
+class Waiter:
+    """A place in the line. `attempt` asks again; `answer` gets what that answers in the end."""
+
+    asker: Asker
+    attempt: Callable[[], Any]
+    is_over_quota: bool
+    answer: "asyncio.Future[Any]"
+    passed_blocks: int = 0
+
+    def lets_pass(self, asker: Asker) -> bool:
+        """Whether leases that grow may take their blocks before this one."""
+        if self.asker.growing or not asker.growing:
+            return False
+        return self.passed_blocks + asker.wanted_blocks <= self.asker.wanted_blocks
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The first waiting call in each way: for a pool, for scratch in a pool, within a tenant's maximum."""
+
+    pools: dict[str, Waiter] = field(default_factory=dict)
+    scratch: dict[str, Waiter] = field(default_factory=dict)
+    tenants: dict[str, Waiter] = field(default_factory=dict)
+
+    def add(self, waiter: Waiter) -> None:
+        if waiter.is_over_quota:
+            self.tenants.setdefault(waiter.asker.tenant, waiter)
+            return
+        for pool, need in waiter.asker.needs:
+            if need.taken:
+                self.pools.setdefault(pool.name, waiter)
+                if waiter.asker.is_scratch:
+                    self.scratch.setdefault(pool.name, waiter)
+
+    def before(self, asker: Asker, tenant: int) -> Iterator[tuple[Waiter, Needs]]:
+        """Those in the way of `asker`, and what of its needs they are in the way of (none: its maximum)."""
+        if asker.wanted_blocks and not asker.is_scratch and asker.tenant in self.tenants:
+            yield self.tenants[asker.tenant], ()
+        heads = self.scratch if asker.is_scratch else self.pools
+        for pool, need in asker.needs:
+            if need.taken > pool.holdings.owed_to(tenant) and pool.name in heads:
+                yield heads[pool.name], [(pool, need)]
+
+
+class Admission:
+    """Of one device. Everything happens in the event loop's thread."""
+
+    def __init__(self, device: Device, exhaustion: Exhaustion) -> None:
+        self._device = device
+        self._exhaustion = exhaustion
+        self._line: dict[Waiter, None] = {}
+        self._heads = Heads()
+        self._is_due = False
+        self._is_closed = False
+        device.quotas.on_return(self.wake)
+
+    async def admitted(self, asker: Asker, attempt: Callable[[], Answer]) -> Answer:
+        """What `attempt` answers, at once or when it is the asker's turn.
+
+        `attempt` comes back to `take`. Raises what it raises; PoolExhaustedError or QuotaExceededError only
+        after `asker.wait_ns`, or if no waiting helps; DeviceUnavailableError if waiting ends for all.
+        """
+        if self._is_due:
+            self._walk()
+        try:
+            return attempt()
+        except (PoolExhaustedError, QuotaExceededError) as refusal:
+            if not asker.wait_ns or refusal.retry_after_ns is None or self._is_closed:
+                raise
+            if len(self._line) >= MAX_WAITING_CALLS:
+                raise LimitExceededError(f"{MAX_WAITING_CALLS} calls wait already; retry later") from refusal
+            over_quota = isinstance(refusal, QuotaExceededError)
+            waiter = Waiter(asker, attempt, over_quota, asyncio.get_running_loop().create_future())
+        answer: Answer = await self._wait(waiter)
+        return answer
+
+    async def _wait(self, waiter: Waiter) -> Any:
+        self._line[waiter] = None
+        self._heads.add(waiter)
+        try:
+            await asyncio.wait([waiter.answer], timeout=min(waiter.asker.wait_ns, MAX_WAIT_NS) / 1e9)
+        finally:
+            if waiter in self._line:
+                del self._line[waiter]
+                self._walk()
+            elif not waiter.answer.cancelled():
+                waiter.answer.exception()  # so that asyncio does not miss who asks for it: the caller left
+        return waiter.answer.result() if waiter.answer.done() else waiter.attempt()
+
+    def take(self, asker: Asker, needs: Callable[[], Needs], take: Callable[[], Taken]) -> Taken:
+        """What `take` answers, unless others come first.
+
+        `needs` tells what it would take. Raises PoolExhaustedError or QuotaExceededError, explained.
+        """
+        passed: list[Waiter] = []
+        try:
+            if self._line:
+                asker.needs = needs()
+                passed = self._passed(asker)
+            taken = take()
+        except (PoolExhaustedError, QuotaExceededError) as error:
+            asker.needs = needs()
+            raise self._exhaustion.explained(error, asker.tenant, time.monotonic_ns()) from error
+        for waiter in passed:
+            waiter.passed_blocks += asker.wanted_blocks
+        return taken
+
+    def _passed(self, asker: Asker) -> list[Waiter]:
+        """The waiting calls that `asker` may pass. Raises if it may not pass one of those in its way."""
+        passed = []
+        for head, contested in self._heads.before(asker, self._device.tenants[asker.tenant]):
+            if not head.lets_pass(asker):
+                raise self._behind(asker, contested)
+            passed.append(head)
+        return passed
+
+    def _behind(self, asker: Asker, contested: Needs) -> Short:
+        """That others come first."""
+        tenants = self._device.tenants
+        if contested:
+            pool, need = contested[0]
+            waiting_calls = self.waiting_in(pool.name)[0]
+            refusal: Short = pool_exhausted(pool, tenants[asker.tenant], need)
+        else:
+            waiting_calls = self.waiting_calls_of(asker.tenant)
+            refusal = quota_exceeded(self._device.quotas, tenants, asker.tenant, asker.needs)
+        refusal.metadata["waiting_calls"] = str(waiting_calls)
+        return refusal
+
+    def wake(self) -> None:
+        """Something changed: walk the line soon, but not in the midst of it."""
+        if self._line and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._walk_if_due)
+
+    def _walk_if_due(self) -> None:
+        if self._is_due:
+            self._walk()
+
+    def _walk(self) -> None:
+        """Ask again for everyone whose turn it may be."""
+        self._is_due, self._heads = False, Heads()
+        for waiter in list(self._line):
+            if self._stays(waiter):
+                self._heads.add(waiter)
+            else:
+                del self._line[waiter]
+
+    def _stays(self, waiter: Waiter) -> bool:
+        """Whether it still has to wait; else it has its answer."""
+        if not self._is_hopeless(waiter.asker) and self._is_held_back(waiter):
+            return True
+        try:
+            waiter.answer.set_result(waiter.attempt())
+        except (PoolExhaustedError, QuotaExceededError) as refusal:
+            waiter.is_over_quota = isinstance(refusal, QuotaExceededError)
+            if refusal.retry_after_ns is not None:
+                return True
+            waiter.answer.set_exception(refusal)
+        except Exception as failure:  # noqa: BLE001 - the caller's own call raises it
+            waiter.answer.set_exception(failure)
+        return False
+
+    def _is_held_back(self, waiter: Waiter) -> bool:
+        for head, contested in self._heads.before(waiter.asker, self._device.tenants[waiter.asker.tenant]):
+            if not head.lets_pass(waiter.asker):
+                waiter.is_over_quota = not contested
+                return True
+        return False
+
+    def _is_hopeless(self, asker: Asker) -> bool:
+        """Its session or one of its leases is over: asking again will say so."""
+        session = self._device.sessions.get(asker.session_id)
+        if session is None or session.state is SessionState.EXPIRED:
+            return True
+        leases = [self._device.leases.get(lease_id) for lease_id in asker.growing]
+        return any(lease is None or lease.fate is not LeaseState.ACTIVE for lease in leases)
+
+    def set_quotas(self, tenants: Mapping[str, Mapping[str, int]]) -> None:
+        """Those of kvd.toml's [tenants.NAME] tables from now on; "*" is for all others."""
+        quotas = {tenant: Quota(**quota) for tenant, quota in tenants.items()}
+        default = quotas.pop(OTHERS, Quota())
+        if self._device.quotas.are(self._device.tenants, quotas, default):
+            return
+        self._device.set_quotas(quotas, default)
+        self.wake()
+
+    def tick(self, now_ns: int) -> None:
+        """Now and then: what ends without a block coming back is noticed, holders are asked again."""
+        if not self._line:
+            return
+        self._walk()
+        for name, head in self._heads.pools.items():
+            pool, wanted = self._device.pools[name], self.waiting_in(name)[1]
+            lacking = wanted - (pool.usable - pool.blocks_reserved)
+            self._exhaustion.press(name, lacking, head.asker.tenant, now_ns)
+        for tenant, head in self._heads.tenants.items():
+            refusal = quota_exceeded(self._device.quotas, self._device.tenants, tenant, head.asker.needs)
+            self._exhaustion.press_for(refusal, tenant, now_ns)
+
+    def close(self) -> None:
+        """Nobody waits any longer, until `open`."""
+        self._is_closed = True
+        for waiter in self._line:
+            waiter.answer.set_exception(
+                DeviceUnavailableError("the daemon drains, so waiting for blocks ends; lease elsewhere")
+            )
+        self._line.clear()
+        self._heads = Heads()
+
+    def open(self) -> None:
+        self._is_closed = False
+
+    def waiting_in(self, pool: str) -> tuple[int, int]:
+        """Calls that wait for blocks of that pool, and how many blocks they want there."""
+        wanted = [
+            need.taken
+            for waiter in self._line
+            for other, need in waiter.asker.needs
+            if other.name == pool and need.taken
+        ]
+        return len(wanted), sum(wanted)
+
+    def waiting_calls_of(self, tenant: str) -> int:
+        return sum(waiter.asker.tenant == tenant for waiter in self._line)
