@@ -9,28 +9,33 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from kvd.errors import InvalidArgumentError
 from kvd.run_dir import default_run_dir
 from kvd_daemon import VERSION
+from kvd_daemon.access.certificates import Certificates
+from kvd_daemon.access.tokens import Tokens
 from kvd_daemon.device.available import available_bytes
-from kvd_daemon.processes import allow_many_descriptors
+from kvd_daemon.processes import allow_many_descriptors, lend_no_descriptor
 from kvd_daemon.run_dir import private_folder
 from kvd_daemon.settings import LOG_LEVELS, Settings, read_toml, settings_from
+from kvd_daemon.settings_page import page
 from kvd_daemon.supervisor import OPERATOR_MISTAKE, Operator, Supervisor, handoff
 from kvd_daemon.supervisor.handoff import upgrade
 from kvd_daemon.supervisor.kept import Kept, by_device, memory_bytes
 from kvd_daemon.supervisor.systemd import Systemd, inherited_fds
 
+MAX_SETTINGS_BYTES = 100_000  # as JSON; an argument of a process, and a packet to it, hold 128 KiB
 OWN_OPTIONS = ("config", "check")  # of the command line alone
 NO_GPU_LAYER = "this build has no CUDA device layer yet; use --host-memory SIZE for pools in host memory"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
+    lend_no_descriptor()
     handed_over = os.environ.pop(handoff.VARIABLE, "")
     try:
         if options.check:
@@ -45,15 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _check(options: argparse.Namespace, handed_over: str) -> None:
     """Raises InvalidArgumentError if a kvd started like this would be refused, or could not take over."""
-    _written(options)
+    settings = _written(options)
     if handed_over:
         handoff.check(int(handed_over))
-    print("kvd: the settings are good")
+    else:
+        _check_files(settings)
+    print(page(settings), end="")
 
 
 def _starting(options: argparse.Namespace) -> Supervisor:
     """A new kvd, with what systemd kept of the last one. Raises InvalidArgumentError."""
     settings = _written(options)
+    _check_files(settings)
     run_dir = Path(settings.run_dir or default_run_dir(os.environ, os.geteuid()))
     kept = by_device(inherited_fds(os.environ, os.getpid()))
     taken_bytes = memory_bytes(fd for fds in kept.values() for fd in fds.values())
@@ -110,10 +118,40 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--drain-timeout", metavar="TIME", help='time that leases get to end after SIGTERM (default "0s")'
     )
+    _add_access(parser.add_argument_group("who gets in").add_argument)
     parser.add_argument("--log-level", choices=LOG_LEVELS)
-    parser.add_argument("--check", action="store_true", help="only say whether the settings are good")
+    parser.add_argument(
+        "--check-config",
+        action="store_true",
+        dest="check",
+        help="print the settings that would apply, and exit",
+    )
     parser.add_argument("--version", action="version", version=f"kvd {VERSION}")
     return parser
+
+
+def _add_access(add: Callable[..., object]) -> None:
+    add(
+        "--socket-group",
+        metavar="GROUP",
+        help="this group may open the sockets too; see [access] in the docs",
+    )
+    add("--listen", metavar="HOST:PORT", help="a TCP port for operators, with TLS; the next device: PORT + 1")
+    add("--tls-cert", metavar="FILE", help="certificate chain of the port (PEM)")
+    add("--tls-key", metavar="FILE", help="its key (PEM)")
+    add("--tls-client-ca", metavar="FILE", help="authority whose clients may call (PEM)")
+    add("--token-file", metavar="FILE", help="hashes of tokens that may call; see: kvctl token new")
+    add("--audit-dir", metavar="DIR", help="where audit logs go (default: the run dir)")
+
+
+def _check_files(settings: Settings) -> None:
+    """Raises InvalidArgumentError if a file that the port needs cannot be used."""
+    listening = settings.listening
+    if listening is not None:
+        listening.address(f"host{settings.devices - 1}")
+        Certificates(listening.tls)
+        if listening.token_file is not None:
+            Tokens(listening.token_file)
 
 
 def _written(options: argparse.Namespace) -> Settings:
@@ -129,7 +167,12 @@ def _written(options: argparse.Namespace) -> Settings:
         raise InvalidArgumentError(
             'say how much memory to serve, e.g. --host-memory 2GiB (or host_memory = "2GiB" in kvd.toml)'
         )
-    return Settings(**chosen)  # type: ignore[arg-type]
+    settings = Settings(**chosen)  # type: ignore[arg-type]
+    if (size := len(settings.to_json().encode())) > MAX_SETTINGS_BYTES:
+        raise InvalidArgumentError(
+            f"settings of {size} bytes, {MAX_SETTINGS_BYTES} allowed; have fewer rules"
+        )
+    return settings
 
 
 def _check_memory(settings: Settings, there_bytes: int) -> None:

@@ -159,6 +159,7 @@ _PARSERS = {
     "host_memory": ("host_memory_bytes", parse_bytes),
     "session_ttl": ("session_ttl_ns", parse_duration_ns),
     "drain_timeout": ("drain_timeout_ns", parse_duration_ns),
+    **{name: (name, parse) for name, (parse, _) in TABLES.items()},
 }
 KEYS = tuple(
     {field: key for key, (field, _) in _PARSERS.items()}.get(field.name, field.name)

@@ -1,7 +1,7 @@
 """The supervisor executes new code in its place: same process, same children, same descriptors.
 
 What the new code must know lies in a memory file that it inherits. First it is asked whether it can start and
-read that (`kvd --check`): code that cannot never takes over.
+read that (`kvd --check-config`): code that cannot never takes over.
 """
 
 import json
@@ -88,19 +88,15 @@ def check(fd: int) -> None:
 
 
 def taken(fd: int) -> Handoff:
-    """In the new code: everything it inherits, no more inherited by its children. Closes `fd`."""
+    """In the new code: everything it inherits. Closes `fd`."""
     content = _content(fd)
     os.close(fd)
     assert content["pid"] == os.getpid(), "handed over by this very process"
-    for fds in content["kept"].values():
-        for kept_fd in fds.values():
-            os.set_inheritable(kept_fd, False)
     daemons = tuple(_daemon_of(entry) for entry in content["daemons"])
     return Handoff(content["pid"], Settings.from_json(content["settings"]), daemons, content["kept"])
 
 
 def _daemon_of(entry: Mapping[str, Any]) -> Daemon:
-    os.set_inheritable(entry["pidfd"], False)
     child, channel, now_s = (
         Child(entry["pid"], entry["pidfd"]),
         Channel.of(entry["channel"]),
@@ -133,7 +129,7 @@ def _refusal(handoff: Handoff) -> str:
     fd = handoff.file()
     try:
         tried = subprocess.run(
-            [*_command(), "--check"],
+            [*_command(), "--check-config"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
