@@ -24,8 +24,10 @@ from .results import (
     Unchanged,
 )
 from .session import Session, SessionIdentity, SessionState
+from .version import CORE_VERSION
 
 __all__ = [
+    "CORE_VERSION",
     "UNLIMITED",
     "BlockCounts",
     "BlockState",

@@ -54,6 +54,10 @@ class BlockTable:
         ids.flags.writeable = False
         return ids
 
+    def packed(self) -> bytes:
+        """The runs as int32: first block and number of blocks of each."""
+        return self._runs.tobytes()
+
     def runs(self, first_entry: int = 0) -> list[Run]:
         """The blocks from table entry `first_entry` on, as maximal runs in slot order."""
         if not first_entry:

@@ -1,0 +1,8 @@
+"""Every event of a device, durable against the death of its daemon; see `open_journal`."""
+
+from .log import Journal, JournalSettings
+from .recording import RecordingDevice
+from .recovery import Found, Opened, open_journal
+from .replies import Reply
+
+__all__ = ["Found", "Journal", "JournalSettings", "Opened", "RecordingDevice", "Reply", "open_journal"]

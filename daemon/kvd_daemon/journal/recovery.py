@@ -1,0 +1,189 @@
+"""Opening a journal: the state it tells of, or an empty one and a journal moved aside. Never a guess."""
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kvd.errors import KvdError, UnavailableError
+from kvd_daemon.core import CORE_VERSION, Limits
+from kvd_daemon.core.image import restore
+
+from .codec import CodecError, Decoder
+from .log import Files, Journal, JournalSettings, boot_id
+from .recording import RecordingDevice
+from .records import EVENTS, Record, decoded, digest
+from .segments import SCHEMA_SUM, CorruptError, Header, Segment, SegmentReader
+from .snapshots import Snapshot, read_snapshot
+
+MAX_ASIDE = 3  # journals kept for whoever wants to know what went wrong; each is some megabytes
+LOG = logging.getLogger("kvd.journal")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What there was: `state` is "fresh", "recovered" or "quarantined", `detail` why, in words."""
+
+    state: str
+    detail: str = ""
+    records: int = 0
+    duration_ns: int = 0
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A device that goes on where the journal ends, and what was found there."""
+
+    device: RecordingDevice
+    found: Found
+
+
+class _OtherBootError(Exception):
+    """The machine was started anew since: no memory of then is left."""
+
+
+def open_journal(
+    folder: Path, memory_bytes: int, limits: Limits, settings: JournalSettings | None = None
+) -> Opened:
+    """The device as the journal in `folder` left it, or a new one; and its journal is open.
+
+    Raises UnavailableError if there is no room for a new journal, or the folder cannot be used.
+    """
+    settings = settings or JournalSettings()
+    files, started_ns = Files(folder, boot_id()), time.monotonic_ns()
+    try:
+        device, found = _opened(files, memory_bytes, limits, settings)
+    except OSError as error:
+        raise UnavailableError(
+            f"no journal in {folder}: {error.strerror}; make {settings.segment_bytes} bytes of room there",
+            folder=folder,
+            missing_bytes=settings.segment_bytes,
+        ) from error
+    if (device.memory_bytes, device.limits) != (memory_bytes, limits):
+        device.configure(memory_bytes, limits)
+    return Opened(device, replace(found, duration_ns=time.monotonic_ns() - started_ns))
+
+
+def _opened(
+    files: Files, memory_bytes: int, limits: Limits, settings: JournalSettings
+) -> tuple[RecordingDevice, Found]:
+    found = Found("fresh")
+    if files.folder.exists():
+        try:
+            return _recovered(files, settings)
+        except CorruptError as error:
+            aside = _move_aside(files.folder, "quarantined")
+            LOG.error("the journal cannot be trusted, it was moved to %s: %s", aside, error)
+            found = Found("quarantined", f"{error}; the journal was moved to {aside}")
+        except _OtherBootError:
+            aside = _move_aside(files.folder, "before-boot")
+            found = Found("fresh", f"the machine was started anew; the journal was moved to {aside}")
+    device = RecordingDevice(memory_bytes, limits)
+    device.journal = Journal.begin(files, settings, device.moment)
+    return device, found
+
+
+def _recovered(files: Files, settings: JournalSettings) -> tuple[RecordingDevice, Found]:
+    """Raises CorruptError, _OtherBootError."""
+    snapshots = files.numbers(".snapshot")
+    if not snapshots:
+        raise CorruptError("there is no snapshot to begin with")
+    first = snapshots[-1]
+    snapshot = read_snapshot(files.snapshot(first))
+    _check_boot(files, snapshot.header)
+    device = _restored(snapshot)
+    replay = _Replay(device, files, snapshot.header)
+    last = replay.segments(first)
+    files.delete_before(first)
+    segment = Segment.resume(last.path, last.header, last.end, last.chain)
+    device.journal = Journal(files, settings, segment, device.moment)
+    if not _is_this_version(last.header):
+        device.journal.snapshot_now()
+    return device, Found("recovered", records=replay.records)
+
+
+def _is_this_version(header: Header) -> bool:
+    return (header.core_version, header.schema_sum) == (CORE_VERSION, SCHEMA_SUM)
+
+
+def _check_boot(files: Files, header: Header) -> None:
+    if header.boot_id != files.boot_id:
+        raise _OtherBootError
+
+
+def _restored(snapshot: Snapshot) -> RecordingDevice:
+    """Raises CorruptError."""
+    try:
+        device = RecordingDevice(0, snapshot.device["limits"])
+        restore(snapshot.device, device)
+    except (KvdError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        raise CorruptError(f"the snapshot is of no device: {error!r}") from error
+    for reply in snapshot.replies:
+        device.replies.keep(reply, device.sessions)
+    return device
+
+
+class _Replay:
+    """The records behind a snapshot, carried out again."""
+
+    def __init__(self, device: RecordingDevice, files: Files, header: Header) -> None:
+        self.records = 0
+        self._device = device
+        self._files = files
+        self._decoder = Decoder()
+        self._chain = header.chain
+
+    def segments(self, first: int) -> SegmentReader:
+        """All from number `first` on; answers the last one. Raises CorruptError, _OtherBootError."""
+        numbers = [number for number in self._files.numbers(".segment") if number >= first]
+        if not numbers or numbers != [*range(first, first + len(numbers))]:
+            raise CorruptError(f"segments {first} and following are not all there")
+        for number in numbers:
+            segment = SegmentReader(self._files.segment(number))
+            self._segment(segment, number)
+        if segment.is_sealed:
+            raise CorruptError(f"what followed segment {numbers[-1]} is missing")
+        return segment
+
+    def _segment(self, segment: SegmentReader, number: int) -> None:
+        header = segment.header
+        _check_boot(self._files, header)
+        if (header.number, header.chain) != (number, self._chain):
+            raise CorruptError(f"{segment.path.name} does not follow what is before it")
+        for payload in segment.payloads():
+            if not _is_this_version(header):
+                raise CorruptError("records follow its snapshot that another version of kvd has written")
+            self._record(payload)
+        self._chain = segment.chain
+
+    def _record(self, payload: bytes) -> None:
+        try:
+            self._carry_out(decoded(payload, self._decoder))
+        except CodecError as error:
+            raise CorruptError(f"record {self.records} cannot be read: {error}") from error
+        self.records += 1
+
+    def _carry_out(self, record: Record) -> None:
+        for event in record.events:
+            try:
+                answer = EVENTS[event.name](self._device, *event.arguments)
+            except (KvdError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+                raise CorruptError(f"record {self.records}: {event.name} fails again: {error!r}") from error
+            if digest(answer) != event.digest:
+                raise CorruptError(f"record {self.records}: {event.name} has another outcome than it had")
+        if record.reply is not None:
+            self._device.replies.keep(record.reply, self._device.sessions)
+
+
+def _move_aside(folder: Path, why: str) -> Path:
+    """To a name with the time; of those only the newest few stay."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    aside = folder.with_name(f"{folder.name}.{why}-{stamp}")
+    folder.rename(aside)
+    older = sorted(folder.parent.glob(f"{folder.name}.*-*"), key=lambda path: path.name.rpartition("-")[2])
+    for path in older[:-MAX_ASIDE]:
+        for file in path.iterdir():
+            file.unlink()
+        path.rmdir()
+    return aside
