@@ -1,0 +1,57 @@
+"""Bytes that say whose they are: every row of a token names its text, position, layer, head and plane.
+
+So any slot that survives can be checked without having been remembered, whatever moved it.
+"""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvd.spec import KVSpec
+from kvd_client import Lease
+
+SPEC = KVSpec(layers=2, kv_heads=2, head_dim=8, dtype="float32", block_size=8)
+KEYS, VALUES = 0, 1
+
+Rows = npt.NDArray[np.float32]
+Positions = npt.NDArray[Any]
+
+
+def rows(text: int, positions: Positions, layer: int, plane: int) -> Rows:
+    """What belongs into one plane, [tokens, kv_heads, head_dim], for positions [kv_heads, tokens]."""
+    result = np.empty((*positions.T.shape, SPEC.head_dim_k), np.float32)
+    result[..., 0] = text
+    result[..., 1] = positions.T
+    result[..., 2] = layer
+    result[..., 3] = np.arange(SPEC.kv_heads)
+    result[..., 4] = plane
+    result[..., 5:] = np.sin(text + 3.0 * positions.T + 7.0 * plane)[..., None]  # what scores are made of
+    return result
+
+
+def write(lease: Lease, slots: npt.NDArray[np.int64], text: int, first_position: int) -> None:
+    """The next tokens of `text` into the slots that `extend` answered."""
+    positions = np.broadcast_to(
+        np.arange(first_position, first_position + slots.size), (SPEC.kv_heads, slots.size)
+    )
+    for layer in range(SPEC.layers):
+        lease.write(layer, slots, rows(text, positions, layer, KEYS), rows(text, positions, layer, VALUES))
+
+
+def wrong_bytes(lease: Lease, text: int) -> tuple[int, int]:
+    """Bytes that are not what they should be, and bytes looked at. Raises the lease's fate."""
+    wrong = seen = 0
+    positions = lease.kept_positions()[:, :, lease.visible_slots()]
+    for layer in range(SPEC.layers):
+        for plane, found in enumerate(lease.gather(layer, "numpy")):
+            expected = rows(text, positions[layer], layer, plane)
+            wrong += 4 * int(np.count_nonzero(found != expected))
+            seen += found.nbytes
+    return wrong, seen
+
+
+def hashes(text: int, blocks: int) -> list[bytes]:
+    """Chained by construction: a text never repeats, so text and depth say all."""
+    return [hashlib.sha256(f"{text}:{depth}".encode()).digest() for depth in range(blocks)]
