@@ -1,6 +1,7 @@
 """All devices of a run directory, asked at once: one that fails does not hide the others."""
 
 import os
+from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,14 +17,14 @@ from kvd.errors import (
     KvdError,
     NotFoundError,
 )
-from kvd.run_dir import ATTACH_SOCKET, GRPC_SOCKET, LOCK_FILE, default_run_dir
+from kvd.run_dir import ATTACH_SOCKET, DOWN_FILE, GRPC_SOCKET, LOCK_FILE, default_run_dir
 from kvd.v1 import kvd_pb2_grpc as rpc
 from kvd_client._endpoint import Endpoint
 from kvd_client._errors import DETAILS_KEY, from_rpc_error
+from kvd_client.cli.targets import START_HINT, LocalDevice, RemoteDevice, Target, TlsWords
 
 MAX_DEVICES = 64  # asked at once, a thread each; far beyond one machine's
-LEFT_BY_A_DAEMON = (GRPC_SOCKET, ATTACH_SOCKET, LOCK_FILE)  # a clean stop leaves none of them
-START_HINT = "start one with: kvd --host-memory 2GiB"
+LEFT_BY_A_DAEMON = (GRPC_SOCKET, ATTACH_SOCKET, LOCK_FILE, DOWN_FILE)  # a clean stop leaves none of them
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class Stubs:
 class Fleet:
     """The devices a command speaks to."""
 
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[Target, ...]
     timeout_s: float
 
     def ask(self, call: Callable[[Stubs], T]) -> Answers[T]:
@@ -70,13 +71,13 @@ class Fleet:
                 answers.by_device[device] = future.result()
         return answers
 
-    def _ask_one(self, endpoint: Endpoint, call: Callable[[Stubs], T]) -> T:
-        with grpc.insecure_channel(endpoint.grpc_target) as channel:
+    def _ask_one(self, target: Target, call: Callable[[Stubs], T]) -> T:
+        with target.channel(self.timeout_s) as channel:
             stubs = Stubs(rpc.AdminServiceStub(channel), rpc.PoolServiceStub(channel), self.timeout_s)
             try:
                 return call(stubs)
             except grpc.RpcError as error:
-                raise _explained(error, endpoint, self.timeout_s) from None
+                raise _explained(error, target, self.timeout_s) from None
 
     def only(self, device: str) -> "Fleet":
         return Fleet(tuple(one for one in self.endpoints if one.device == device), self.timeout_s)
@@ -97,18 +98,35 @@ class Fleet:
         raise next((error for error in errors if not isinstance(error, NotFoundError)), errors[0])
 
 
-def _explained(error: grpc.RpcError, endpoint: Endpoint, timeout_s: float) -> KvdError:
+def _explained(error: grpc.RpcError, target: Target, timeout_s: float) -> KvdError:
     """The daemon's own word, or where gRPC itself failed, an operator's way out."""
     assert isinstance(error, grpc.Call)
     if DETAILS_KEY in dict(error.trailing_metadata() or ()):
         return from_rpc_error(error)
     if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return DeviceUnavailableError(
-            f"no daemon answers at {endpoint.directory / GRPC_SOCKET}; {START_HINT}"
-        )
+        return DeviceUnavailableError(target.why_away(error.details() or ""))
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceededError(f"no answer within {timeout_s:g} s; look at its log, or raise --timeout")
     return from_rpc_error(error)
+
+
+def fleet_of(args: Namespace, device: str | None = None) -> Fleet:
+    """The daemons that the command line names: elsewhere with --endpoint, or of this machine.
+
+    Raises DeviceUnavailableError if there is none, InvalidArgumentError.
+    """
+    words = TlsWords(args.tls_ca, args.tls_cert, args.tls_key, args.token_file)
+    if not args.endpoint:
+        words.refuse_without_endpoint()
+        return find_fleet(args.run_dir, device or args.device, args.timeout)
+    if args.run_dir is not None:
+        raise InvalidArgumentError("--endpoint is for daemons elsewhere, --run-dir for those here; give one")
+    credentials = words.credentials()
+    named = device or args.device
+    chosen = [address for address in args.endpoint if named in (None, address)]
+    if not chosen:
+        raise InvalidArgumentError(f"no device {named!r}; by --endpoint they are called HOST:PORT")
+    return Fleet(tuple(RemoteDevice(address, credentials) for address in chosen), args.timeout)
 
 
 def find_fleet(run_dir: str | None, device: str | None, timeout_s: float) -> Fleet:
@@ -127,7 +145,7 @@ def find_fleet(run_dir: str | None, device: str | None, timeout_s: float) -> Fle
         raise InvalidArgumentError(f"no device {device!r} at {base}; there is {names}")
     if len(chosen) > MAX_DEVICES:
         raise InvalidArgumentError(f"{len(chosen)} devices at {base}; choose one with --device")
-    return Fleet(tuple(Endpoint(path) for path in chosen), timeout_s)
+    return Fleet(tuple(LocalDevice(Endpoint(path)) for path in chosen), timeout_s)
 
 
 def _holds_device(folder: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from kvd.errors import NotFoundError
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client.cli import records
-from kvd_client.cli.fleet import Stubs, find_fleet
+from kvd_client.cli.fleet import Stubs, fleet_of
 from kvd_client.cli.output import Output, note
 from kvd_client.cli.screen import Screen, Table, labelled, show_cell
 
@@ -99,7 +99,7 @@ def list_sessions(args: Namespace, output: Output) -> int:
 
 
 def _show_rows(args: Namespace, output: Output, noun: str, ask: Callable[[Stubs], Page]) -> int:
-    answers = find_fleet(args.run_dir, args.device, args.timeout).ask(ask)
+    answers = fleet_of(args).ask(ask)
     if answers.by_device:  # a pool that one device has need not be on every other
         answers = answers.without(NotFoundError)
     table, record = _LISTS[noun]
@@ -118,7 +118,7 @@ _LISTS: dict[str, tuple[Table, Callable[[str, Any], records.Record]]] = {
 
 def show(args: Namespace, output: Output) -> int:
     """Raises LeaseNotFoundError."""
-    device, answer = find_fleet(args.run_dir, args.device, args.timeout).ask_holder(
+    device, answer = fleet_of(args).ask_holder(
         f"lease {args.lease_id}",
         lambda to: to.admin.GetLease(pb.GetLeaseRequest(lease_id=args.lease_id), timeout=to.timeout_s),
     )
@@ -144,7 +144,7 @@ def _runs(runs: list[records.Record]) -> str:
 def revoke(args: Namespace, output: Output) -> int:
     """Raises LeaseNotFoundError, LeaseBusyError."""
     what = f"lease {args.lease_id}"
-    fleet = find_fleet(args.run_dir, args.device, args.timeout)
+    fleet = fleet_of(args)
     device, _ = fleet.ask_holder(
         what, lambda to: to.admin.GetLease(pb.GetLeaseRequest(lease_id=args.lease_id), timeout=to.timeout_s)
     )

@@ -9,7 +9,14 @@ from typing import Any, NoReturn, TypeVar
 from kvd.errors import InvalidArgumentError
 from kvd.policy import Keep
 from kvd.spec import DTYPE_ALIASES, DTYPE_BYTES, LAYOUTS
-from kvd_client.cli import lease_commands, plan_command, pool_commands
+from kvd_client.cli import (
+    daemon_commands,
+    lease_commands,
+    plan_command,
+    pool_commands,
+    tenant_commands,
+    token_commands,
+)
 from kvd_client.cli.models import BUILT_IN
 from kvd_client.cli.output import FORMATS, complain
 from kvd_client.cli.plan import POLICY_KINDS
@@ -20,6 +27,16 @@ MAX_TIMEOUT_S = 86_400.0
 DEFAULT_LIMIT = 100  # rows per device of a list without --all
 DEFAULT_WATCH_S = 2.0
 MIN_WATCH_S = 0.1
+REMOTE_OPTIONS = (
+    (
+        "--tls-ca",
+        "FILE",
+        "with --endpoint: who signs the daemon's certificate (default: the system's authorities)",
+    ),
+    ("--tls-cert", "FILE", "with --endpoint: the certificate to show (PEM)"),
+    ("--tls-key", "FILE", "with --endpoint: its key (PEM)"),
+    ("--token-file", "FILE", "with --endpoint: a file with a token of kvctl token new"),
+)
 EXAMPLES = """\
 examples:
   kvctl pool status --watch                                what is going on
@@ -102,6 +119,10 @@ def build_parser() -> Parser:
     session = _add_noun(nouns, "session", "workers' connections")
     verb = _add_verb(session, "list", lease_commands.list_sessions, "who is connected, and what they hold")
     _add_paging(verb)
+    tenant = _add_noun(nouns, "tenant", "who may hold how many blocks")
+    _add_verb(tenant, "list", tenant_commands.list_tenants, "quotas of tenants, and what they hold")
+    _add_daemon(nouns)
+    _add_token(nouns)
     _add_plan(nouns)
     status = _add_verb(nouns, "status", pool_commands.status, "the same as: kvctl pool status")
     _add_status_options(status)
@@ -122,6 +143,15 @@ def _add_daemons(parser: ArgumentParser, suppress: bool) -> None:
         metavar="DIR",
         default=SUPPRESS if suppress else None,
         help="where kvd keeps its sockets (default: $KVD_ENDPOINT, $KVD_RUN_DIR, or kvd's own default)",
+    )
+    for option, metavar, text in REMOTE_OPTIONS:
+        add(option, metavar=metavar, default=SUPPRESS if suppress else None, help=text)
+    add(
+        "--endpoint",
+        metavar="HOST:PORT",
+        action="append",
+        default=SUPPRESS if suppress else None,
+        help="a daemon elsewhere (kvd --listen), by TLS; may be given more than once",
     )
     add(
         "--device",
@@ -228,6 +258,29 @@ def _add_lease(nouns: Any) -> None:
     revoke.add_argument(
         "--cause", metavar="TEXT", default="revoked by an operator", help="told to the worker"
     )
+
+
+def _add_daemon(nouns: Any) -> None:
+    verbs = _add_noun(nouns, "daemon", "the processes that serve devices")
+    restart = _add_verb(
+        verbs,
+        "restart",
+        daemon_commands.restart,
+        "replace daemons by the installed version, one after another; sessions, leases and bytes stay",
+    )
+    drain = _add_verb(verbs, "drain", daemon_commands.drain, "have daemons take no new leases")
+    drain.add_argument("--resume", action="store_true", help="take leases again")
+    for verb in (restart, drain):
+        verb.add_argument("only", nargs="?", metavar="DEVICE", help="only this one (default: all)")
+
+
+def _add_token(nouns: Any) -> None:
+    verbs = _add_noun(nouns, "token", "secrets that let operators call over TLS")
+    new = _add_offline_verb(
+        verbs, "new", token_commands.new, "make a token, and its line for kvd --token-file"
+    )
+    new.add_argument("name", metavar="NAME", help="whose it is; the audit log shows it")
+    new.add_argument("--role", choices=token_commands.ROLES, default="read-only", help="default: read-only")
 
 
 def _add_plan(nouns: Any) -> None:

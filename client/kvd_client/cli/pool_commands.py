@@ -12,7 +12,7 @@ from kvd.limits import NULL_BLOCKS
 from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client.cli import records, status_page
-from kvd_client.cli.fleet import Answers, Fleet, find_fleet
+from kvd_client.cli.fleet import Answers, Fleet, fleet_of
 from kvd_client.cli.models import load_model
 from kvd_client.cli.output import Document, Output, complain
 from kvd_client.cli.plan_command import plan_spec
@@ -59,8 +59,10 @@ def status(args: Namespace, output: Output) -> int:
 
 def _status_document(args: Namespace) -> Document:
     """Raises DeviceUnavailableError without any kvd, PoolNotFoundError if no device has the named pool."""
-    answers = _statuses(find_fleet(args.run_dir, args.device, args.timeout))
-    devices = [records.device_record(answer) for answer in answers.by_device.values()]
+    answers = _statuses(fleet_of(args))
+    devices = [
+        records.device_record(answer) | {"device": device} for device, answer in answers.by_device.items()
+    ]
     devices += [records.unreachable_record(device, error) for device, error in answers.failures.items()]
     pools = _pool_records(answers, args.name)
     if args.name is not None:
@@ -113,7 +115,7 @@ def _redraw(lines: list[str], screen: Screen) -> None:
 
 def list_pools(args: Namespace, output: Output) -> int:
     """0 if every device answered, else 1."""
-    answers = _statuses(find_fleet(args.run_dir, args.device, args.timeout))
+    answers = _statuses(fleet_of(args))
     pools = [
         records.pool_record(device, pool.pool)
         for device, answer in answers.by_device.items()
@@ -128,7 +130,7 @@ def create(args: Namespace, output: Output) -> int:
     request = pb.AdminCreatePoolRequest(
         name=args.name, spec=spec_to_proto(spec), blocks=_blocks_of(args.blocks, args.size, spec)
     )
-    fleet = find_fleet(args.run_dir, args.device, args.timeout)
+    fleet = fleet_of(args)
     if len(fleet.endpoints) > 1:
         names = " or ".join(one.device for one in fleet.endpoints)
         raise InvalidArgumentError(f"there is more than one device; choose one with --device {names}")
@@ -178,7 +180,7 @@ def _blocks_of(blocks: int | None, size_bytes: int | None, spec: KVSpec) -> int:
 
 def drop(args: Namespace, output: Output) -> int:
     """Raises PoolNotFoundError, PoolInUseError."""
-    fleet = find_fleet(args.run_dir, args.device, args.timeout)
+    fleet = fleet_of(args)
     what = f"pool {args.name}"
     device, held = fleet.ask_holder(
         what, lambda to: to.pools.GetPool(pb.GetPoolRequest(name=args.name), timeout=to.timeout_s)

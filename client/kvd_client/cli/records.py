@@ -30,6 +30,8 @@ _POOL_COUNTS = (
     "tokens_dropped",
     "populated_bytes",
     "total_bytes",
+    "waiting_calls",
+    "wanted_blocks",
 )
 _LEASE_FIELDS = (
     "lease_id",
@@ -59,7 +61,7 @@ def _time(stamp: Timestamp) -> str | None:
 
 
 def _age_seconds(stamp: Timestamp) -> float | None:
-    """The daemon runs on this machine: both read the same clock."""
+    """By our clock; that of a daemon elsewhere may differ."""
     return round(max(0.0, time.time() - stamp.ToNanoseconds() / 1e9), 3) if stamp.seconds else None
 
 

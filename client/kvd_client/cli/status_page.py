@@ -131,6 +131,9 @@ def _facts(pool: Record) -> list[tuple[str, str]]:
         ("leases", f"{pool['leases']:,}, {_plural(pool['sink_blocks_locked'], 'sink block')} locked"),
         ("saved", _savings(pool)),
     ]
+    if pool["waiting_calls"]:
+        calls, wanted = _plural(pool["waiting_calls"], "call"), _plural(pool["wanted_blocks"], "block")
+        facts.append(("waiting", f"{calls} for {wanted}: kvctl tenant list"))
     if pool["blocks_quarantined"]:
         waiting = _plural(pool["blocks_quarantined"], "block")
         facts.append(("quarantine", f"{waiting} until their writers' processes end: kvctl session list"))
