@@ -1,5 +1,6 @@
 """Processes of which nothing stays behind: they die with their parent, and their end is seen at once."""
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -13,6 +14,7 @@ from kvd.errors import UnauthenticatedError
 
 OPERATOR_MISTAKE = 2  # exit status: told on stderr, starting again would not help
 RESTART_WANTED = 3  # exit status of a daemon that left everything in order for the next one
+STDERR_FD = 2
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SO_PEERPIDFD = 77  # asm-generic/socket.h, Linux 6.5
 INVISIBLE = (
@@ -29,6 +31,14 @@ def allow_many_descriptors() -> None:
     """Every session is a stream and a pidfd; the usual soft limit of 1,024 is for select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def lend_no_descriptor() -> None:
+    """Whatever this process inherited, no child of its does unless it is told so."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the folder's own descriptor is closed already
+            if int(name) > STDERR_FD:
+                os.set_inheritable(int(name), False)
 
 
 def die_with_parent(parent_pid: int) -> None:

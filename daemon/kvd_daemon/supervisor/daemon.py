@@ -14,7 +14,7 @@ from .child import Child
 
 READY_DEADLINE_S = 30.0  # seconds to serve; it takes one, on a loaded machine more
 SILENCE_S = 5.0  # seconds without a report, of which there is one a second, that make it unhealthy
-UNHEALTHY_S = 30.0  # seconds of ill health after which another one takes its place
+UNHEALTHY_S = 60.0  # seconds of ill health after which another one takes its place
 MAX_PACKETS = 1000  # read at a time; then it is others' turn
 FAILING = "failing"
 

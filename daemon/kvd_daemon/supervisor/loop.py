@@ -73,6 +73,7 @@ class Supervisor:
         self._start_missing()
         status = 0
         try:
+            self._do_what_is_due()
             while status == 0 and not self._stopping:
                 status = self._step(signals)
             return status

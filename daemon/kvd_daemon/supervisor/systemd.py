@@ -79,12 +79,10 @@ class Systemd:
 
 
 def inherited_fds(environ: Mapping[str, str], pid: int) -> dict[str, int]:
-    """What systemd kept of the last process of this service, by name. No child of ours inherits it."""
+    """What systemd kept of the last process of this service, by name."""
     if _count(environ, "LISTEN_PID") != pid:
         return {}
     fds = range(FIRST_LISTEN_FD, FIRST_LISTEN_FD + _count(environ, "LISTEN_FDS"))
-    for fd in fds:
-        os.set_inheritable(fd, False)
     names = environ.get("LISTEN_FDNAMES", "").split(":")
     named = dict(zip(names, fds, strict=False))
     for fd in set(fds) - set(named.values()):
