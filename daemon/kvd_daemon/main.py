@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from kvd.errors import InvalidArgumentError, KvdError
+from kvd_daemon.access.serving_limits import FIXED_AT_START
 from kvd_daemon.attach import AttachServer
 from kvd_daemon.channel import Channel
-from kvd_daemon.core import Device
 from kvd_daemon.device.host import HostMemory
 from kvd_daemon.engine.engine import DeviceSettings, Engine
 from kvd_daemon.engine.inheritance import nothing_inherited
 from kvd_daemon.engine.stopping import Ending
 from kvd_daemon.fd_store import NO_STORE, DescriptorStore, FdStore
+from kvd_daemon.journal import RecordingDevice
 from kvd_daemon.kernel.link import WorkerCommand
 from kvd_daemon.processes import OPERATOR_MISTAKE, RESTART_WANTED, allow_many_descriptors, die_with_parent
 from kvd_daemon.rpc.probe import LeaseProbe
@@ -72,20 +73,14 @@ async def serve(
     told = DeviceSettings(
         device, settings.host_memory_bytes, settings.session_ttl_ns, settings.guarding(device)
     )
-    inheritance = nothing_inherited(Device(settings.host_memory_bytes), store)
+    inheritance = nothing_inherited(RecordingDevice(settings.host_memory_bytes), store)
     engine = Engine(told, HostMemory(), command, inheritance)
     supervised = Supervised(channel, engine) if channel is not None else None
     obey_signals(engine, settings.drain_timeout_ns / 1e9)
     engine.admission.set_quotas(settings.tenants)
     engine.on_reload(lambda settings: engine.admission.set_quotas(settings.tenants))
     engine.on_reload(_change_log_level)
-    tls_port = TlsPort(settings.listening, device) if settings.listening is not None else None
-    server = Server(engine, str(folder.grpc_socket_at_first), tls_port)
-    attach = AttachServer(engine, folder.attach_socket)
-    folder.publish(folder.attach_socket)
-    engine.on_reload(lambda written: _judge_anew(engine, written))
-    if tls_port is not None:
-        engine.on_reload(lambda _: tls_port.refresh(engine.gate.audit))
+    server, attach = _doors(engine, settings, folder)
     await server.start()
     _spare_the_collector()
     folder.publish_grpc()
@@ -105,6 +100,18 @@ async def serve(
     return ending
 
 
+def _doors(engine: Engine, settings: Settings, folder: DeviceDir) -> tuple[Server, AttachServer]:
+    """Raises InvalidArgumentError if the TCP port cannot be opened as it is wanted."""
+    tls_port = TlsPort(settings.listening, folder.path.name) if settings.listening is not None else None
+    server = Server(engine, str(folder.grpc_socket_at_first), tls_port)
+    attach = AttachServer(engine, folder.attach_socket)
+    folder.publish(folder.attach_socket)
+    engine.on_reload(lambda written: _judge_anew(engine, written))
+    if tls_port is not None:
+        engine.on_reload(lambda _: tls_port.refresh(engine.gate.audit))
+    return server, attach
+
+
 async def _until_stopped(engine: Engine, background: Sequence[Coroutine[Any, Any, None]]) -> Ending:
     """Background work that fails ends the daemon; the supervisor starts another."""
     working = [asyncio.create_task(work) for work in background]
@@ -121,8 +128,10 @@ async def _until_stopped(engine: Engine, background: Sequence[Coroutine[Any, Any
 
 async def _drained(engine: Engine) -> Ending:
     wanted = await engine.stopping.asked()
+    engine.gate.audit.noted("drain", wanted.ending.value, {"leases": engine.held_leases()})
     if wanted.ending is Ending.RESTART:
         engine.health.drain()  # a retry in a second finds the next daemon: workers keep what they have
+        engine.admission.close()  # who waits for blocks waits there
     else:
         engine.drain()
         await engine.drained(wanted.patience_s)
@@ -131,7 +140,11 @@ async def _drained(engine: Engine) -> Ending:
 
 def _judge_anew(engine: Engine, settings: Settings) -> None:
     """The rules, tenants of pools and limits that are written now count."""
+    before = engine.gate.limits
     engine.gate.apply(settings.guarding(engine.settings.name))
+    for name in FIXED_AT_START:
+        if getattr(before, name) != getattr(settings.limits, name):
+            LOG.warning("limits.%s counts from the next start of this daemon on", name)
     engine.sessions.judge_again()
     engine.gate.audit.noted("reload", "settings", {"outcome": "done"})
 

@@ -57,7 +57,7 @@ def peer_credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def peer_groups(connection: socket.socket) -> frozenset[int]:
-    """All groups of the process that connected; of more than 256 only its own, so that too few rights follow."""
+    """All groups of the process that connected; of more than 256 only its first: too few rights."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER_CREDENTIALS_BYTES)
     try:
         raw = raw[8:12] + connection.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS_BYTES)

@@ -91,8 +91,8 @@ def _give(path: Path, group: int, mode: int) -> None:
         os.chmod(path, mode)
     except OSError as error:
         raise InvalidArgumentError(
-            f"--socket-group {group}: {path} cannot be given to it ({error.strerror}); name a group that user "
-            f"{os.geteuid()} is in"
+            f"--socket-group {group}: {path} cannot be given to it ({error.strerror}); name a group "
+            f"that user {os.geteuid()} is in"
         ) from error
 
 

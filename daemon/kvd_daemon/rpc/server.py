@@ -83,7 +83,7 @@ class Server:
             port = server.add_secure_port(tls_port.address, tls_port.credentials())
         except RuntimeError as error:
             raise InvalidArgumentError(
-                f"--listen: {tls_port.address} cannot be opened; choose a free port and an address of this machine"
+                f"--listen: {tls_port.address} cannot be opened; choose a free port of this machine"
             ) from error
         return f"{tls_port.address.rpartition(':')[0]}:{port}"
 
