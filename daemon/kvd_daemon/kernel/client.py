@@ -153,36 +153,31 @@ class KernelClient:
 
     async def _watch(self, worker: WorkerProcess, vigil: Vigil) -> str:
         """Until it is gone or has to go; why."""
-        while True:
-            try:
-                await asyncio.wait_for(worker.ended.wait(), TICK_S)
-            except TimeoutError:
-                pass
-            else:
-                return f"kernel worker {worker.pid} died"
-            budget_s, over = self._budget()
+        while not await worker.ended_within(TICK_S):
             silence_s = vigil.look(time.monotonic())
+            if self._serving and self._running is None:
+                self._in_trouble(None)
+                self._ping()
+                continue
+            budget_s, over = self._budget()
             if silence_s > budget_s:
-                worker.kill()
                 return f"kernel worker {worker.pid} was killed: silent for {silence_s:.1f} s over {over}"
             if self._serving:
                 late = f"kernel worker {worker.pid} is silent for {LATE_S:g} s over {over}"
                 self._in_trouble(late if silence_s > LATE_S else None)
-                self._ping()
+        return f"kernel worker {worker.pid} died"
 
     def _budget(self) -> tuple[float, str]:
         """How long the worker may be silent, and over what."""
-        if not self._serving:
-            return START_S, "its start"
         if self._running is None:
-            return START_S, "nothing"  # nothing was asked; a tick later it will have been
+            return START_S, "its start"
         request = self._running.request
         mapped = self._pools.get(getattr(request, "pool_id", ""))
         spec = None if mapped is None else KVSpec(**mapped[0].spec)
         return silence_s(request, spec), f"a {type(request).__name__}"
 
     def _ping(self) -> None:
-        if self._running is None and (self.age_s or 0.0) >= PING_INTERVAL_S:
+        if (self.age_s or 0.0) >= PING_INTERVAL_S:
             self._enqueue(m.Ping(), Priority.ALIVE)
 
     def _in_trouble(self, trouble: str | None) -> None:

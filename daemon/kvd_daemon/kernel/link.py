@@ -105,7 +105,6 @@ class WorkerProcess:
         self._pidfd = os.pidfd_open(process.pid)
         self._raw = raw
         self._link = link
-        self.ended = link.ended
 
     @classmethod
     async def start(cls, command: WorkerCommand, on_message: Callable[[Message], None]) -> "WorkerProcess":
@@ -144,6 +143,14 @@ class WorkerProcess:
     def kill(self) -> None:
         """None of its threads runs code of ours after this, even if the kernel keeps one for a while."""
         self._process.kill()
+
+    async def ended_within(self, patience_s: float) -> bool:
+        """Whether it has closed its end of the socket by then: it is gone, or as good as gone."""
+        try:
+            await asyncio.wait_for(self._link.ended.wait(), patience_s)
+        except TimeoutError:
+            return False
+        return True
 
     async def gone_within(self, patience_s: float) -> bool:
         """Kill it if it still runs; whether it has exited by then, and its mappings with it."""
