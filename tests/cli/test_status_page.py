@@ -94,6 +94,21 @@ def test_population_shows_only_while_it_lasts() -> None:
     assert "populated" not in shown(status(), Screen())
 
 
+def test_what_health_follows_from_is_told_where_it_is_known() -> None:
+    probed = status()
+    assert "kernel worker" not in shown(probed, Screen())
+    probed.kernel_pid = 4712
+    probed.lease_probe_age.FromMilliseconds(420)
+    probed.kernel_probe_age.FromMilliseconds(1_250)
+    line = shown(probed, Screen()).splitlines()[2]
+    assert line == "  kernel worker 4712, heard 1.2 s ago; lease probed 0.4 s ago"
+    probed.kernel_restarts = 2
+    assert "kernel worker 4712 (2 before it), heard" in shown(probed, Screen())
+    record = records.device_record(probed)
+    assert (record["kernel_pid"], record["kernel_restarts"]) == (4712, 2)
+    assert (record["lease_probe_age_seconds"], record["kernel_probe_age_seconds"]) == (0.42, 1.25)
+
+
 def test_a_device_that_does_not_serve_says_why() -> None:
     text = shown(status(health="failing", detail="pool chat: block 7 has two owners"), Screen())
     assert text.startswith("host0  failing")

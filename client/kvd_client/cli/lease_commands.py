@@ -142,7 +142,7 @@ def _runs(runs: list[records.Record]) -> str:
 
 
 def revoke(args: Namespace, output: Output) -> int:
-    """Raises LeaseNotFoundError, LeaseBusyError."""
+    """Raises LeaseNotFoundError, LeaseBusyError, those of a lease that is gone."""
     what = f"lease {args.lease_id}"
     fleet = fleet_of(args)
     device, _ = fleet.ask_holder(
@@ -153,7 +153,16 @@ def revoke(args: Namespace, output: Output) -> int:
         what, lambda to: to.admin.RevokeLease(request, timeout=to.timeout_s)
     )
     blocks = answer.quarantined_blocks
-    record = {"device": device, "lease_id": args.lease_id, "cause": args.cause, "quarantined_blocks": blocks}
+    record = {
+        "device": device,
+        "lease_id": args.lease_id,
+        "cause": args.cause,
+        "quarantined_blocks": blocks,
+        "deferred": answer.deferred,
+    }
+    if answer.deferred:
+        output.show(record, [f"{what} on {device} has a job under way; it is taken away when that has ended"])
+        return 0
     until = f"; {blocks:,} blocks stay in quarantine until its worker releases it or exits" if blocks else ""
     output.show(record, [f"{what} on {device} revoked{until}"])
     return 0

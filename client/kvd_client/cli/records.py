@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from datetime import UTC
 from typing import Any
 
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kvd.convert import spec_from_proto
@@ -65,6 +66,11 @@ def _age_seconds(stamp: Timestamp) -> float | None:
     return round(max(0.0, time.time() - stamp.ToNanoseconds() / 1e9), 3) if stamp.seconds else None
 
 
+def _seconds(message: Message, field: str) -> float | None:
+    """A Duration to the millisecond; None if it is unset."""
+    return round(getattr(message, field).ToNanoseconds() / 1e9, 3) if message.HasField(field) else None
+
+
 def device_record(status: pb.GetStatusResponse) -> Record:
     return {
         "device": status.device,
@@ -74,6 +80,10 @@ def device_record(status: pb.GetStatusResponse) -> Record:
         "epoch": status.epoch,
         "version": status.version,
         "pid": status.pid,
+        "kernel_pid": status.kernel_pid or None,
+        "kernel_restarts": status.kernel_restarts,
+        "lease_probe_age_seconds": _seconds(status, "lease_probe_age"),
+        "kernel_probe_age_seconds": _seconds(status, "kernel_probe_age"),
         "start_time": _time(status.start_time),
         "uptime_seconds": _age_seconds(status.start_time),
         "sessions": status.sessions,

@@ -52,7 +52,22 @@ def _device_lines(device: Record, screen: Screen) -> list[str]:
         f"up {show_seconds(device['uptime_seconds'] or 0)}",
     ]
     identity = f"{device['kind']}, pid {device['pid']}, kvd {device['version']}, epoch {device['epoch']}"
-    return [f"{head}  {', '.join(facts)}", *detail, screen.paint(INDENT + identity, "dim")]
+    small_print = [INDENT + line for line in (identity, *_probes(device))]
+    return [f"{head}  {', '.join(facts)}", *detail, *(screen.paint(line, "dim") for line in small_print)]
+
+
+def _probes(device: Record) -> list[str]:
+    """What health follows from, as far as there is anything."""
+    kernel_pid, restarts = device["kernel_pid"], device["kernel_restarts"]
+    heard_s, leased_s = device["kernel_probe_age_seconds"], device["lease_probe_age_seconds"]
+    words = []
+    if kernel_pid is not None:
+        before = f" ({restarts} before it)" if restarts else ""
+        heard = "" if heard_s is None else f", heard {heard_s:.1f} s ago"
+        words.append(f"kernel worker {kernel_pid}{before}{heard}")
+    if leased_s is not None:
+        words.append(f"lease probed {leased_s:.1f} s ago")
+    return ["; ".join(words)] if words else []
 
 
 def _pool_lines(pool: Record, screen: Screen) -> list[str]:
