@@ -25,6 +25,7 @@ class BlockState(IntEnum):
     NULL = 5
 
 
+_ONE = np.uint32(1)
 _BYTE_OF = [bytes((state.value,)) for state in BlockState]
 
 
@@ -83,20 +84,18 @@ class Blocks:
 
     def move(self, runs: list[Run], source: BlockState, target: BlockState) -> int:
         """Every block goes from `source` to `target`; answers how many. A bug if one is in another state."""
+        moved = 0
         if len(runs) > FEW_RUNS:
             moved = self._move_many(ids_of(runs), source, target)
         else:
-            moved = sum([self._move_run(run, source, target) for run in runs])
+            for first, count in runs:
+                states = self._states[first : first + count]
+                assert states.tobytes() == _BYTE_OF[source] * count, f"not every block was {source.name}"
+                states[:] = _BYTE_OF[target] * count
+                moved += count
         self._counts[source] -= moved
         self._counts[target] += moved
         return moved
-
-    def _move_run(self, run: Run, source: BlockState, target: BlockState) -> int:
-        first, count = run
-        states = self._states[first : first + count]
-        assert states.tobytes() == _BYTE_OF[source] * count, f"not every block was {source.name}"
-        states[:] = _BYTE_OF[target] * count
-        return count
 
     def _move_many(self, ids: IntArray, source: BlockState, target: BlockState) -> int:
         # plain ints: numpy takes five times as long to compare with an IntEnum
@@ -108,12 +107,13 @@ class Blocks:
     def reassign(self, runs: list[Run]) -> None:
         """Their content is about to be another one: fence whoever remembers the old one."""
         if len(runs) > FEW_RUNS:
-            self.generation[ids_of(runs)] += np.uint32(1)
+            self.generation[ids_of(runs)] += _ONE
             return
         generations = self._generations
         for first, count in runs:
             if count > FEW_BLOCKS:
-                self.generation[first : first + count] += np.uint32(1)
+                fenced = self.generation[first : first + count]
+                np.add(fenced, _ONE, out=fenced)
                 continue
             for block_id in range(first, first + count):
                 generations[block_id] = (generations[block_id] + 1) & MAX_GENERATION

@@ -29,7 +29,7 @@ def release(registry: Registry, session: Session, lease_ids: Sequence[int]) -> R
             raise LeaseBusyError(
                 f"lease {lease.lease_id} has a job under way; release it when it has answered"
             )
-    return Reclaimed(leases, sum(reclaim(registry, lease) for lease in leases), [])
+    return Reclaimed(leases, sum([reclaim(registry, lease) for lease in leases]), [])
 
 
 def end_session(registry: Registry, session: Session) -> Reclaimed:

@@ -71,10 +71,8 @@ class FreeRuns:
         assert 0 <= count <= self.count, "the caller looks before it takes"
         taken: list[Run] = []
         while count:
-            start = self._pick(count)
-            length = self._tags[start]
+            start, length = self._pop(count)
             used = min(length, count)
-            self._unlink(start, length)
             if used < length:
                 self._link(start + used, length - used)
             taken.append((start, used))
@@ -122,14 +120,19 @@ class FreeRuns:
             for start in members:
                 yield start, self._tags[start]
 
-    def _pick(self, count: int) -> int:
-        """A run of at least `count` blocks by its size class, else one of the longest class."""
+    def _pop(self, count: int) -> Run:
+        """Remove a run of at least `count` blocks by its size class, else one of the longest class."""
         enough = (count - 1).bit_length()
         longer = self._filled >> enough
         rank = enough + (longer & -longer).bit_length() - 1 if longer else self._filled.bit_length() - 1
-        start, _ = self._classes[rank].popitem()  # popitem stays O(1) whatever was removed before
-        self._classes[rank][start] = None
-        return start
+        members = self._classes[rank]
+        start, _ = members.popitem()  # popitem stays O(1) whatever was removed before
+        if not members:
+            self._filled &= ~(1 << rank)
+        length = self._tags[start]
+        self._tags[start] = self._tags[start + length - 1] = 0
+        self.count -= length
+        return start, length
 
     def _link(self, start: int, count: int) -> None:
         self._tags[start] = self._tags[start + count - 1] = count

@@ -1,7 +1,7 @@
 """Lease and extend: blocks out, all or none."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,7 @@ from .session import Session
 from .streaming import Recycling, recycle
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A wish that was checked: its shared blocks and the number of its own ones."""
 
     wish: LeaseWish
@@ -40,9 +39,12 @@ def grant(
     for entry in entries:  # all of them before any block is granted, or granting might evict one
         if entry.shared.size:
             pool.share(entry.shared)
-    fresh = [(_admit(registry, session, pool, entry, now_ns), entry) for entry in entries]
-    foreign = {lease.lease_id: _append(pool, lease, entry.own_count, tenant) for lease, entry in fresh}
-    leases = [lease for lease, _ in fresh]
+    leases: list[Lease] = []
+    foreign: dict[int, IntArray] = {}
+    for entry in entries:
+        lease = _admit(registry, session, pool, entry, now_ns)
+        foreign[lease.lease_id] = _append(pool, lease, entry.own_count, tenant)
+        leases.append(lease)
     return Granted(leases, begin_scrub(leases, foreign, {}))
 
 
@@ -57,13 +59,17 @@ def _entries(
     _check_lease_limits(registry, session, wishes)
     tenant = registry.tenants[session.tenant]
     entries = [_entry(registry, pool, tenant, wish) for wish in wishes]
-    shared = {block_id for entry in entries for block_id in entry.shared.tolist()}
-    need = Need(
-        ordinary=sum(entry.own_count for entry in entries if not entry.wish.scratch),
-        scratch=sum(entry.own_count for entry in entries if entry.wish.scratch),
-        woken=sum(1 for block_id in shared if pool.blocks.holders[block_id] == 0),
-    )
-    return entries, need
+    ordinary = scratch = 0
+    shared: set[int] = set()
+    for entry in entries:
+        if entry.wish.scratch:
+            scratch += entry.own_count
+        else:
+            ordinary += entry.own_count
+        if entry.shared.size:
+            shared.update(entry.shared.tolist())
+    woken = sum([1 for block_id in shared if pool.blocks.holders[block_id] == 0]) if shared else 0
+    return entries, Need(ordinary, scratch, woken)
 
 
 def _check_lease_limits(registry: Registry, session: Session, wishes: Sequence[LeaseWish]) -> None:
@@ -82,14 +88,18 @@ def _entry(registry: Registry, pool: Pool, tenant: int, wish: LeaseWish) -> _Ent
     check_tokens(0, wish.tokens)
     if wish.scratch and (hashes or not isinstance(wish.policy, Dense)):
         raise InvalidArgumentError("a scratch lease has neither a policy nor a prefix; leave both away")
-    registry.at_most(hashes, registry.limits.hashes_per_call, "prefix hashes")
-    check_hashes(hashes, HASH_BYTES)
-    shared = np.array(pool.prefixes.find_all(tenant, hashes), np.int32) if hashes else NO_BLOCKS
+    shared = _shared(registry, pool, tenant, hashes) if hashes else NO_BLOCKS
     if isinstance(wish.policy, Streaming):
         if hashes:
             raise InvalidArgumentError("a streaming lease recycles its blocks, so it can share no prefix")
         return _Entry(wish, shared, wish.policy.capacity_blocks(spec.block_size))
     return _Entry(wish, shared, max(0, spec.blocks_for(wish.tokens) - shared.size))
+
+
+def _shared(registry: Registry, pool: Pool, tenant: int, hashes: Sequence[bytes]) -> IntArray:
+    registry.at_most(hashes, registry.limits.hashes_per_call, "prefix hashes")
+    check_hashes(hashes, HASH_BYTES)
+    return np.array(pool.prefixes.find_all(tenant, hashes), np.int32)
 
 
 def _admit(registry: Registry, session: Session, pool: Pool, entry: _Entry, now_ns: int) -> Lease:
@@ -125,8 +135,7 @@ def _append(pool: Pool, lease: Lease, count: int, tenant: int) -> IntArray:
     return foreign
 
 
-@dataclass(frozen=True)
-class _Growth:
+class _Growth(NamedTuple):
     """An extend item that was checked."""
 
     lease: Lease
@@ -162,7 +171,7 @@ def needs_of_extend(
 
 def _growths(registry: Registry, session: Session, items: Sequence[tuple[Progress, int]]) -> list[_Growth]:
     registry.at_most(items, registry.limits.items_per_call, "leases")
-    distinct(progress.lease_id for progress, _ in items)
+    distinct([progress.lease_id for progress, _ in items])
     return [_growth(registry, session, progress, tokens) for progress, tokens in items]
 
 
@@ -177,12 +186,11 @@ def _growth(registry: Registry, session: Session, progress: Progress, tokens: in
 
 
 def _needs(registry: Registry, growths: list[_Growth]) -> list[tuple[Pool, Need]]:
-    needs: dict[str, Need] = {}
+    wanted: dict[str, list[int]] = {}
     for growth in growths:
-        lease, need = growth.lease, needs.get(growth.lease.pool, Need())
-        scratch = growth.new_blocks if lease.scratch else 0
-        needs[lease.pool] = Need(need.ordinary + growth.new_blocks - scratch, need.scratch + scratch)
-    return [(registry.pools[name], need) for name, need in needs.items()]
+        ordinary_and_scratch = wanted.setdefault(growth.lease.pool, [0, 0])
+        ordinary_and_scratch[growth.lease.scratch] += growth.new_blocks
+    return [(registry.pools[name], Need(*blocks)) for name, blocks in wanted.items()]
 
 
 def _carry_out(registry: Registry, growth: _Growth) -> Change:

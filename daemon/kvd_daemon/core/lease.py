@@ -42,7 +42,8 @@ class BlockTable:
 
     def __init__(self, ids: IntArray) -> None:
         self._count = ids.size
-        self._runs = array("i", chain.from_iterable(runs_of(ids)))  # first, count, first, count, ...
+        runs = chain.from_iterable(runs_of(ids)) if ids.size else ()
+        self._runs = array("i", runs)  # first, count, first, count, ...
 
     def __len__(self) -> int:
         return self._count
@@ -160,7 +161,7 @@ class Lending:
 Job = Scrubbing | Compacting | Observing | Lending
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Lease:
     """Slots below `length` are in use; `position` is the next token's true position.
 

@@ -12,7 +12,7 @@ What was granted is never taken away: quotas that shrink take effect as blocks c
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvd.errors import InvalidArgumentError, PoolExhaustedError, QuotaExceededError
 
@@ -41,8 +41,7 @@ class Quota:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """Blocks a call wants: for ordinary leases, for scratch leases, and cached ones it wakes up."""
 
     ordinary: int = 0
@@ -178,7 +177,7 @@ def require(registry: "Registry", tenant: str, needs: "Sequence[tuple[Pool, Need
 
 def _require_below_maximum(registry: "Registry", tenant: str, needs: "Sequence[tuple[Pool, Need]]") -> None:
     index = registry.tenants[tenant]
-    limit, taken = registry.quotas.of(index).max_blocks, sum(need.taken for _, need in needs)
+    limit, taken = registry.quotas.of(index).max_blocks, sum([need.taken for _, need in needs])
     beyond = registry.quotas.held.get(index, 0) + taken - limit
     if beyond <= 0 or not taken:
         return

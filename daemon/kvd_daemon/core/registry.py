@@ -59,14 +59,15 @@ class Registry:
 
     def known_session(self, session_id: str) -> Session:
         """Also an expired one."""
-        if session_id not in self.sessions:
+        session = self.sessions.get(session_id)
+        if session is None:
             raise SessionNotFoundError("unknown session; open a new one")
-        return self.sessions[session_id]
+        return session
 
     def live_session(self, session_id: str, now_ns: int | None = None) -> Session:
         """One that has not expired, by its state and, if the time is told, by its TTL."""
         session = self.known_session(session_id)
-        if session.state is SessionState.EXPIRED or (now_ns is not None and session.is_over(now_ns)):
+        if session.state is SessionState.EXPIRED or (now_ns is not None and now_ns >= session.expires_ns):
             raise SessionExpiredError(
                 f"session {session_id} was not renewed for {session.ttl_ns // 1_000_000} ms; open a new one, "
                 "its leases are gone"
@@ -129,17 +130,24 @@ def check_progress(lease: Lease, progress: Progress) -> None:
     Slots from `compressed_length` on have no explicit position, theirs follows from `position - length`.
     So once there are such slots, every further position has a slot too.
     """
-    where = f"lease {lease.lease_id}: length={progress.length}, position={progress.position}"
     if not lease.length <= progress.length <= lease.capacity:
         raise InvalidArgumentError(
-            f"{where}; the length must be from {lease.length} (it never shrinks) to {lease.capacity} (the "
-            "table's capacity): extend first"
+            f"{_words(progress)}; the length must be from {lease.length} (it never shrinks) to "
+            f"{lease.capacity} (the table's capacity): extend first"
         )
     written, passed = progress.length - lease.length, progress.position - lease.position
     if not max(progress.length, lease.position) <= progress.position <= MAX_POSITION or passed < written:
-        raise InvalidArgumentError(f"{where}; the position must grow by the {written} tokens written")
+        raise InvalidArgumentError(
+            f"{_words(progress)}; the position must grow by the {written} tokens written"
+        )
     if passed > written and lease.length > explicit_slots(lease):
-        raise InvalidArgumentError(f"{where}; {written} tokens were written but {passed} positions passed")
+        raise InvalidArgumentError(
+            f"{_words(progress)}; {written} tokens were written but {passed} positions passed"
+        )
+
+
+def _words(progress: Progress) -> str:
+    return f"lease {progress.lease_id}: length={progress.length}, position={progress.position}"
 
 
 def explicit_slots(lease: Lease) -> int:

@@ -4,13 +4,12 @@ The table is `sink_slots` then `ring_slots`, filled in table order. When they ar
 blocks move to the end of the table and are filled again. Sink slots keep position = slot for ever.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvd.policy import Streaming
 
 
-@dataclass(frozen=True)
-class Recycling:
+class Recycling(NamedTuple):
     """`blocks` oldest ring blocks move to the end; then `length` slots are in use.
 
     Of the new tokens the first `skip_after` are stored, the `skipped` ones after them get no slot,
