@@ -49,6 +49,12 @@ class RecordingDevice(Device):
         """Everything there is to know of it."""
         return Moment(capture(self), self.replies.kept(self.sessions))
 
+    def rehearse(self, now_ns: int) -> None:
+        """Whether a lease would be granted, and whether it could be written down."""
+        if self.journal is not None:
+            self.journal.require_room()
+        super().rehearse(now_ns)
+
     def happened(self, name: bytes, arguments: bytes, answer: Any) -> None:
         """An event was carried out."""
         self._written += (name, arguments, encode(digest(answer)))
