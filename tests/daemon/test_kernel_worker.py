@@ -16,7 +16,9 @@ from kvd.policy import Dense, Streaming
 from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
 from kvd_daemon.core import LeaseWish, Progress
+from kvd_daemon.engine.compressions import Outcome
 from kvd_daemon.engine.engine import Engine
+from kvd_daemon.engine.kernel_jobs import Given
 from kvd_daemon.engine.sessions import OpenSession
 
 from .engine_room import DyingCommand, open_session, running_engine
@@ -176,6 +178,10 @@ def test_a_dropped_pools_memory_is_let_go_by_the_daemon_and_the_same_kernel_work
     assert shared_kvd.kernel_pid() == pids[1]
 
 
+def as_it_is(outcome: Outcome) -> Outcome:
+    return outcome
+
+
 def leased(engine: Engine, opened: OpenSession, tokens: int) -> Progress:
     """A new lease of pool "pool", filled with `tokens`."""
     [change] = engine.leases.lease(opened, "pool", [LeaseWish(tokens, Dense())]).changes
@@ -190,12 +196,12 @@ def test_a_kernel_worker_that_dies_in_place_loses_that_lease_and_no_other() -> N
             doomed, other = leased(engine, opened, 20 * 16), leased(engine, opened, 10 * 16)
             policy = Streaming(sinks=4, window=28)
             with pytest.raises(LeaseLostError, match="prefill again"):
-                await engine.compressions.compress(opened, doomed, policy, None, None)
+                await engine.compressions.compress(opened, doomed, policy, Given(), as_it_is)
             states = [engine.device.leases[p.lease_id].state for p in (doomed, other)]
             assert states == ["lost", "active"]
             engine.leases.release(opened, [doomed.lease_id])
             with pytest.raises(KernelWorkerUnavailableError, match="as it was"):
-                await engine.compressions.compress(opened, other, policy, None, None)
+                await engine.compressions.compress(opened, other, policy, Given(), as_it_is)
             assert engine.device.leases[other.lease_id].state == "active"
             engine.device.check()
             opened.peer.close()
@@ -216,15 +222,15 @@ def test_a_block_that_changes_tenant_is_zeroed_before_it_is_answered() -> None:
                 blocks[table] = 0xAB
                 engine.leases.release(one, [secret.lease_id])
                 decided = engine.leases.lease(two, "pool", [LeaseWish(25 * 16)])
-                assert decided.ready is not None
+                assert decided.needs_scrub
                 lease = decided.changes[0].lease
                 assert lease.state == "compressing"
-                await decided.ready
+                await engine.leases.scrub(decided.changes, lambda: None)
                 assert lease.state == "active"
                 assert not blocks[lease.table].any()
                 del blocks
             again = engine.leases.lease(two, "pool", [LeaseWish(16)])
-            assert again.ready is None
+            assert not again.needs_scrub
             engine.device.check()
             one.peer.close()
             two.peer.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from kvd.errors import InvalidArgumentError, RequestReusedError
 from kvd.run_dir import default_run_dir
 from kvd_daemon.device.available import available_bytes
-from kvd_daemon.engine.replies import Replies
+from kvd_daemon.engine.requests import Call, Requests
+from kvd_daemon.journal import RecordingDevice, Reply
+from kvd_daemon.journal.replies import Replies
 from kvd_daemon.kernel import messages as m
 from kvd_daemon.kernel import wire
 from kvd_daemon.settings import Settings, parse_bytes, parse_duration_ns, read_toml, settings_from
@@ -101,30 +104,34 @@ def test_the_older_cgroups_count_too(tmp_path: Path) -> None:
 
 
 def test_replies_forget_the_oldest_first() -> None:
-    replies: Replies[int] = Replies(limit=2)
-    calls: list[str] = []
-
-    def act(name: str) -> int:
-        calls.append(name)
-        return len(calls)
-
+    replies, found = Replies(limit=2), []
     for name in ("a", "b", "c", "b", "a"):
-        replies.once(name, name.encode(), lambda name=name: act(name))
-    assert calls == ["a", "b", "c", "a"]
+        found.append(replies.find("session", name) is not None)
+        if not found[-1]:
+            replies.keep(Reply("session", name, b"", "Lease", name.encode()), {"session"})
+    assert found == [False, False, False, True, False]
+
+
+def test_replies_of_sessions_that_are_over_are_forgotten() -> None:
+    replies = Replies()
+    replies.keep(Reply("old", "a", b"", "Lease", b""), {"old"})
+    replies.keep(Reply("new", "a", b"", "Lease", b""), {"new"})
+    assert [reply.session_id for reply in replies.kept(["old", "new"])] == ["new"]
 
 
 def test_a_failed_request_is_not_remembered_also_if_it_fails_later() -> None:
     async def story() -> None:
-        replies: Replies[int] = Replies()
-        loop = asyncio.get_running_loop()
-        failing: asyncio.Future[int] = loop.create_future()
-        assert replies.once("a", b"1", lambda: failing) is failing
-        assert replies.once("a", b"1", lambda: 5) is failing
+        requests = Requests(RecordingDevice(1 << 20))
+        call = Call("session", "a", b"1", "LeaseRequest")
+        failing: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        assert requests.known(call) is None
+        requests.begins(call, failing)
+        assert requests.known(call) is failing
         with pytest.raises(RequestReusedError):
-            replies.once("a", b"2", lambda: 5)
+            requests.known(replace(call, digest=b"2"))
         failing.set_exception(ValueError("no"))
         await asyncio.sleep(0)
-        assert replies.once("a", b"2", lambda: 5) == 5
+        assert requests.known(replace(call, digest=b"2")) is None
 
     asyncio.run(story())
 

@@ -1,7 +1,9 @@
 """Compress and observe: the core plans, the kernel worker does, the core swaps."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,16 +16,19 @@ from kvd.errors import (
 )
 from kvd.policy import Policy
 from kvd.spec import DTYPE_BYTES, QUERY_DTYPES
-from kvd_daemon.core import Compressed, CompressPlan, Device, Lease, Progress, Unchanged
+from kvd_daemon.core import Compressed, CompressPlan, Lease, Progress, Unchanged
+from kvd_daemon.journal import RecordingDevice
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError
 from kvd_daemon.kernel.messages import Done, FloatArray
 
 from .exhaustion import Exhaustion
-from .kernel_jobs import ROPE_STYLES, GivenQueries, GivenRope, compress_job, observe_job
+from .kernel_jobs import ROPE_STYLES, Given, GivenQueries, compress_job, observe_job
 from .sessions import OpenSession
 
 LSE_BYTES = 4  # float32
 RETRY_AFTER_NS = 500_000_000  # ns; until another kernel worker is there
+
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Outcome:
 class Compressions:
     """A device's compressions and observations."""
 
-    def __init__(self, device: Device, kernel: KernelClient, exhaustion: Exhaustion) -> None:
+    def __init__(self, device: RecordingDevice, kernel: KernelClient, exhaustion: Exhaustion) -> None:
         self._device = device
         self._kernel = kernel
         self._exhaustion = exhaustion
@@ -49,27 +54,32 @@ class Compressions:
         opened: OpenSession,
         progress: Progress,
         policy: Policy | None,
-        queries: GivenQueries | None,
-        rope: GivenRope | None,
-    ) -> Outcome:
-        """Raises what Device.begin_compress does, KernelWorkerUnavailableError, LeaseLostError."""
-        self._check(progress.lease_id, queries, rope)
-        shape = None if queries is None else queries.shape
+        given: Given,
+        conclude: Callable[[Outcome], Answer],
+    ) -> Answer:
+        """What `conclude` makes of the outcome; it is called in the batch of the event that ends the job.
+
+        Raises what Device.begin_compress does, KernelWorkerUnavailableError, LeaseLostError.
+        """
+        self._check(progress.lease_id, given)
+        shape = None if given.queries is None else given.queries.shape
         now_ns = time.monotonic_ns()
         try:
-            plan = self._device.begin_compress(opened.session_id, progress, policy, shape, now_ns)
+            with self._device.batch():
+                plan = self._device.begin_compress(opened.session_id, progress, policy, shape, now_ns)
+                if isinstance(plan, Unchanged):
+                    return conclude(Outcome(plan.lease))
         except PoolExhaustedError as error:
             raise self._exhaustion.explained(error, opened.session.tenant, now_ns) from error
-        if isinstance(plan, Unchanged):
-            return Outcome(plan.lease)
-        return await self._carry_out(plan, queries, rope)
+        done = await self._carry_out(plan, given)
+        with self._device.batch():
+            compressed = self._finish(plan, done)
+            return conclude(Outcome(plan.lease, compressed, done.kernel_ns, done.mass_retained))
 
-    async def _carry_out(
-        self, plan: CompressPlan, queries: GivenQueries | None, rope: GivenRope | None
-    ) -> Outcome:
+    async def _carry_out(self, plan: CompressPlan, given: Given) -> Done:
         lease_id = plan.lease.lease_id
         try:
-            done = await self._kernel.perform(compress_job(self._device, plan, queries, rope))
+            return await self._kernel.perform(compress_job(self._device, plan, given))
         except KernelDiedError as death:
             lost = death.moved and plan.in_place
             self._device.abort_compress(lease_id, lost)
@@ -77,8 +87,6 @@ class Compressions:
         except KvdError:
             self._device.abort_compress(lease_id, lost=False)
             raise
-        compressed = self._finish(plan, done)
-        return Outcome(plan.lease, compressed, done.kernel_ns, done.mass_retained)
 
     def _finish(self, plan: CompressPlan, done: Done) -> Compressed:
         lease_id = plan.lease.lease_id
@@ -89,9 +97,15 @@ class Compressions:
             self._device.abort_compress(lease_id, lost=plan.in_place)
             raise AssertionError(f"the kernel worker did not do what was planned: {error}") from error
 
-    async def observe(self, opened: OpenSession, progress: Progress, queries: GivenQueries) -> Lease:
-        """Raises what Device.begin_observe does, KernelWorkerUnavailableError."""
-        self._check(progress.lease_id, queries, None)
+    async def observe(
+        self,
+        opened: OpenSession,
+        progress: Progress,
+        queries: GivenQueries,
+        conclude: Callable[[Lease], Answer],
+    ) -> Answer:
+        """As `compress`. Raises what Device.begin_observe does, KernelWorkerUnavailableError."""
+        self._check(progress.lease_id, Given(queries))
         now_ns = time.monotonic_ns()
         plan = self._device.begin_observe(opened.session_id, progress, queries.shape, now_ns)
         lease_id = plan.lease.lease_id
@@ -103,10 +117,12 @@ class Compressions:
         except KvdError:
             self._device.abort_compress(lease_id, lost=False)
             raise
-        return self._device.finish_observe(lease_id)
+        with self._device.batch():
+            return conclude(self._device.finish_observe(lease_id))
 
-    def _check(self, lease_id: int, queries: GivenQueries | None, rope: GivenRope | None) -> None:
+    def _check(self, lease_id: int, given: Given) -> None:
         """Raises InvalidArgumentError for what the core cannot see: bytes, dtypes, styles."""
+        queries, rope = given.queries, given.rope
         if rope is not None and (rope.style not in ROPE_STYLES or not np.isfinite(rope.inv_freq).all()):
             raise InvalidArgumentError(
                 f"rope style {rope.style!r} with {len(rope.inv_freq)} frequencies; one of "

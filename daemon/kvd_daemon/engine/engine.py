@@ -18,6 +18,7 @@ from kvd_daemon.kernel.link import WorkerCommand
 from kvd_daemon.settings import Settings
 
 from .admission import Admission
+from .call_limits import CallLimits
 from .compressions import Compressions
 from .events import Draining, Ended
 from .exhaustion import Exhaustion
@@ -26,6 +27,7 @@ from .inheritance import Inheritance
 from .leases import Leases
 from .pools import Pools
 from .probing import Probing
+from .requests import Requests
 from .sessions import Sessions
 from .stopping import Stopping
 
@@ -70,6 +72,7 @@ class Engine:
         self.started_ns = time.time_ns()
         self.health = Health()
         self.device = inheritance.device
+        self.requests = Requests(self.device)
         self._kernel = KernelClient(worker, lambda: self.health.kernel(self._kernel.trouble))
         self.probing = Probing(self.device, self.health)
         self.gate = Gate(settings.guarding, settings.name)
@@ -79,6 +82,7 @@ class Engine:
         self.pools = Pools(self.device, memory, self._kernel, self.descriptors)
         exhaustion = Exhaustion(self.device, self.sessions)
         self.admission = Admission(self.device, exhaustion)
+        self.call_limits = CallLimits(self.device, self.gate)
         self.leases = Leases(self.device, self._kernel, self.sessions, self.admission, self.spawn)
         self.compressions = Compressions(self.device, self._kernel, exhaustion)
         self._reload_listeners: list[Callable[[Settings], None]] = []

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from kvd_daemon.core import Device
 from kvd_daemon.device.fence_memory import FenceMemory
 from kvd_daemon.fd_store import DescriptorStore
+from kvd_daemon.journal import RecordingDevice
 
 FENCE = "fence"  # the name under which the fences' memory outlives the daemon
 
@@ -27,14 +27,14 @@ class Recovery:
 class Inheritance:
     """State, memory and processes as they are now. `pidfds` of the device's sessions, by session id."""
 
-    device: Device
+    device: RecordingDevice
     store: DescriptorStore
     fences: FenceMemory
     recovery: Recovery
     pidfds: dict[str, int] = field(default_factory=dict)
 
 
-def nothing_inherited(device: Device, store: DescriptorStore) -> Inheritance:
+def nothing_inherited(device: RecordingDevice, store: DescriptorStore) -> Inheritance:
     """The first daemon. Raises DeviceFullError."""
     fences = FenceMemory.create(device.limits.leases + 1)
     device.fences.move_to(fences.words)

@@ -36,11 +36,17 @@ class GivenRope:
     style: str
 
 
-def compress_job(
-    device: Device, plan: CompressPlan, queries: GivenQueries | None, rope: GivenRope | None
-) -> Compress:
+@dataclass(frozen=True)
+class Given:
+    """What a worker passes along with a compression."""
+
+    queries: GivenQueries | None = None
+    rope: GivenRope | None = None
+
+
+def compress_job(device: Device, plan: CompressPlan, given: Given) -> Compress:
     """Raises InvalidArgumentError if the policy needs a rope and there is none."""
-    turned = _rope_for(plan.policy, rope)
+    turned, queries = _rope_for(plan.policy, given.rope), given.queries
     return Compress(
         **_lease_at(device, plan.lease),
         **({} if queries is None else _queries_at(device, queries)),

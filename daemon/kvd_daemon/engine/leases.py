@@ -4,14 +4,15 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from kvd.errors import KernelWorkerUnavailableError, KvdError
-from kvd_daemon.core import Change, Device, Lease, LeaseWish, Progress, runs_of
+from kvd_daemon.core import Change, Lease, LeaseWish, Progress, runs_of
 from kvd_daemon.core import Revoked as RevokedLease
 from kvd_daemon.core.lease import Scrubbing
+from kvd_daemon.journal import RecordingDevice
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError
 from kvd_daemon.kernel.messages import Scrub
 
@@ -22,13 +23,15 @@ from .sessions import OpenSession, Sessions
 REVOKE_POLL_S = 0.02  # seconds between two looks at the job that a revocation waits for
 SCRUB_ATTEMPTS = 3  # kernel workers that may die over one scrub before the call is undone
 
+Answer = TypeVar("Answer")
+
 
 @dataclass(frozen=True)
 class Decided:
-    """Leases as they are now. They may be answered when `ready` is done, at once if it is None."""
+    """Leases as they are now. They may be answered at once, unless they have to be scrubbed before."""
 
     changes: list[Change]
-    ready: "asyncio.Task[None] | None" = None
+    needs_scrub: bool = False
 
 
 class Leases:
@@ -36,7 +39,7 @@ class Leases:
 
     def __init__(
         self,
-        device: Device,
+        device: RecordingDevice,
         kernel: KernelClient,
         sessions: Sessions,
         admission: Admission,
@@ -55,7 +58,7 @@ class Leases:
             asker, lambda: [self._device.need_of_lease(*asked)], lambda: self._device.lease(*asked)
         )
         changes = [Change(lease, 0) for lease in granted.leases]
-        return self._decided(changes, bool(granted.scrub))
+        return Decided(changes, bool(granted.scrub))
 
     def extend(self, asker: Asker, items: Sequence[tuple[Progress, int]]) -> Decided:
         """Raises what Device.extend does, also where others come first."""
@@ -63,7 +66,7 @@ class Leases:
         extended = self._admission.take(
             asker, lambda: self._device.needs_of_extend(*asked), lambda: self._device.extend(*asked)
         )
-        return self._decided(extended.leases, bool(extended.scrub))
+        return Decided(extended.leases, bool(extended.scrub))
 
     def seal(self, opened: OpenSession, progress: Progress, hashes: Sequence[bytes]) -> Change:
         """Raises what Device.seal does."""
@@ -92,13 +95,13 @@ class Leases:
             await asyncio.sleep(REVOKE_POLL_S)
         self._sessions.tell(lease.session_id, Revoked(lease.lease_id, cause))
 
-    def _decided(self, changes: list[Change], scrub: bool) -> Decided:
-        if not scrub:
-            return Decided(changes)
-        return Decided(changes, self._spawn(self._scrub([change.lease for change in changes])))
+    async def scrub(self, changes: list[Change], conclude: Callable[[], Answer]) -> Answer:
+        """Zero what held another tenant's bytes, or undo the call.
 
-    async def _scrub(self, leases: list[Lease]) -> None:
-        """Zero what held another tenant's bytes, or undo the call."""
+        Answers what `conclude` does; it is called in the batch of the event that ends this. Raises
+        KernelWorkerUnavailableError.
+        """
+        leases = [change.lease for change in changes]
         lease_ids = [lease.lease_id for lease in leases]
         try:
             for lease in leases:
@@ -106,7 +109,9 @@ class Leases:
         except KvdError:
             self._device.scrub_failed(lease_ids)
             raise
-        self._device.scrubbed(lease_ids)
+        with self._device.batch():
+            self._device.scrubbed(lease_ids)
+            return conclude()
 
     async def _scrub_lease(self, lease: Lease) -> None:
         assert isinstance(lease.job, Scrubbing), "every lease of the call is busy until scrubbed"

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from kvd.errors import (
     InvalidArgumentError,
@@ -24,7 +23,6 @@ from kvd_daemon.fd_store import DescriptorStore
 
 from .events import Ended, Event, Renewed
 from .peers import Peer
-from .replies import Replies
 from .tickets import Tickets
 
 TOKEN_BYTES = 32  # 256 bits
@@ -63,12 +61,11 @@ def descriptor_of(session_id: str) -> str:
 
 @dataclass(eq=False)
 class OpenSession:
-    """A session with its process, its stream and its replies."""
+    """A session with its process and its stream."""
 
     session: Session
     peer: Peer
     outbox: Outbox
-    replies: Replies[Any] = field(default_factory=Replies)
 
     @property
     def session_id(self) -> str:

@@ -6,15 +6,17 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
 from kvd.errors import InternalError, KvdError
+from kvd.v1 import kvd_pb2 as pb
 from kvd_daemon.access.audit import REFUSALS, Caller
 from kvd_daemon.engine.engine import Engine
+from kvd_daemon.engine.requests import Call
 from kvd_daemon.engine.sessions import OpenSession
 
 from .status import code_of, details_of, message_of
@@ -27,6 +29,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Answer = TypeVar("Answer")
 Reply = TypeVar("Reply", bound=Message)
 Service = TypeVar("Service", bound="Answering")
+Conclude = Callable[[Reply], Reply]
+Act = Callable[[Conclude[Reply]], "Reply | asyncio.Future[Reply]"]
+"""Carries a request out."""
 
 
 class Answering:
@@ -79,23 +84,45 @@ def incident(engine: Engine, method: str, bug: Exception) -> KvdError:
     )
 
 
-async def once(
-    opened: OpenSession, request: Any, act: "Callable[[], Reply | asyncio.Future[Reply]]"
-) -> Reply:
-    """The reply to `request`, or to the first one of its request_id.
-
-    What has begun is carried out, also when the caller has left.
-    """
-    return await settled(begun(opened, request, act))
+async def once(engine: Engine, opened: OpenSession, request: Any, act: Callable[[], Reply]) -> Reply:
+    """The reply to `request`, or to the first one of its request_id."""
+    return await settled(begun(engine, opened, request, lambda conclude: act()))
 
 
 def begun(
-    opened: OpenSession, request: Any, act: "Callable[[], Reply | asyncio.Future[Reply]]"
+    engine: Engine, opened: OpenSession, request: Any, act: Act[Reply]
 ) -> "Reply | asyncio.Future[Reply]":
-    """What `act` answers now or later, or answered to the first request of that request_id."""
+    """What `act` answers now or later, or answered to the first request of that request_id.
+
+    What has begun is carried out, also when the caller has left. The reply and the events that led to it
+    are one record: if `act` answers later, it calls its `conclude` in the batch of the last of them.
+    """
     content = request.SerializeToString(deterministic=True)
     digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES, salt=type(request).__name__.encode()[:16])
-    return opened.replies.once(request.request_id, digest.digest(), act)
+    call = Call(opened.session_id, request.request_id, digest.digest(), type(request).__name__)
+    known = engine.requests.known(call)
+    if known is not None:
+        return cast("Reply | asyncio.Future[Reply]", _repeated(engine, call, known))
+    with engine.device.batch():
+        outcome = act(lambda reply: _concluded(engine, call, reply))
+        if not isinstance(outcome, asyncio.Future):
+            return _concluded(engine, call, outcome)
+    engine.requests.begins(call, outcome)
+    return outcome
+
+
+def _concluded(engine: Engine, call: Call, reply: Reply) -> Reply:
+    engine.requests.answered(call, reply.SerializeToString())
+    return reply
+
+
+def _repeated(engine: Engine, call: Call, known: "bytes | asyncio.Future[Any]") -> Any:
+    """As it was, but told by this daemon."""
+    if isinstance(known, asyncio.Future):
+        return known
+    reply = getattr(pb, call.method.removesuffix("Request") + "Response").FromString(known)
+    reply.epoch = engine.epoch
+    return reply
 
 
 async def settled(outcome: "Reply | asyncio.Future[Reply]") -> Reply:

@@ -3,21 +3,21 @@
 # ruff: noqa: N802 - the methods are named by the proto
 
 import asyncio
-from collections.abc import Callable
 from typing import TypeVar
 
 from kvd.convert import policy_from_proto
-from kvd.errors import DeviceUnavailableError, InvalidArgumentError, LimitExceededError
-from kvd.limits import MAX_ITEMS_PER_CALL
+from kvd.errors import DeviceUnavailableError, InvalidArgumentError, PoolNotFoundError
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
 from kvd_daemon.core import Change
 from kvd_daemon.engine.admission import Asker
+from kvd_daemon.engine.compressions import Outcome
 from kvd_daemon.engine.health import HealthState
+from kvd_daemon.engine.kernel_jobs import Given
 from kvd_daemon.engine.leases import Decided
 from kvd_daemon.engine.sessions import OpenSession
 
-from .answering import Answering, Context, answered, begun, once, settled
+from .answering import Act, Answering, Conclude, Context, answered, begun, once, settled
 from .requests import asker_of, progress_of, queries_of, rope_of, wish_of
 from .views import lease_state, report
 
@@ -34,76 +34,96 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
             return pb.LeaseResponse(epoch=self.engine.epoch)
         opened = self.engine.sessions.by_token(request.session_token)
         asker = asker_of(opened, request, context.time_remaining())
-        return await self._in_turn(opened, asker, request, lambda: self._lease(asker, request))
+        return await self._in_turn(
+            opened, asker, request, lambda conclude: self._lease(asker, request, conclude)
+        )
 
     async def _in_turn(
         self,
         opened: OpenSession,
         asker: Asker,
         request: pb.LeaseRequest | pb.ExtendRequest,
-        act: "Callable[[], Reply | asyncio.Future[Reply]]",
+        act: Act[Reply],
     ) -> Reply:
         """As `once`; a call that waits for blocks has not begun yet, so it ends with its caller."""
         admission = self.engine.admission
-        return await settled(await admission.admitted(asker, lambda: begun(opened, request, act)))
+        return await settled(
+            await admission.admitted(asker, lambda: begun(self.engine, opened, request, act))
+        )
 
     def _lease(
-        self, asker: Asker, request: pb.LeaseRequest
+        self, asker: Asker, request: pb.LeaseRequest, conclude: Conclude[pb.LeaseResponse]
     ) -> "pb.LeaseResponse | asyncio.Future[pb.LeaseResponse]":
         if self.engine.health.state is HealthState.DRAINING:
             raise DeviceUnavailableError("the daemon stops; lease elsewhere, or retry in a second")
-        _check_item_count(len(request.items))
+        self.engine.call_limits.check_count(len(request.items))
+        self._check_pool(request)
         wishes = [wish_of(item, request.scratch) for item in request.items]
+        self.engine.call_limits.check_lease(asker, request.pool, wishes)
         decided = self.engine.leases.lease(asker, request.pool, wishes)
-        return self._when_ready(
-            decided, lambda leases: pb.LeaseResponse(epoch=self.engine.epoch, leases=leases)
-        )
+        leases = [lease_state(change) for change in decided.changes]
+        return self._when_ready(decided, pb.LeaseResponse(epoch=self.engine.epoch, leases=leases), conclude)
+
+    def _check_pool(self, request: pb.LeaseRequest) -> None:
+        pool = self.engine.device.pools.get(request.pool)
+        if pool is not None and request.pool_id not in ("", pool.pool_id):
+            raise PoolNotFoundError(f"pool {request.pool!r} is another one by now; attach to it again")
 
     @answered
     async def Extend(self, request: pb.ExtendRequest, context: Context) -> pb.ExtendResponse:
         opened = self.engine.sessions.by_token(request.session_token)
         growing = [item.progress.lease_id for item in request.items]
         asker = asker_of(opened, request, context.time_remaining(), growing)
-        return await self._in_turn(opened, asker, request, lambda: self._extend(asker, request))
-
-    def _extend(
-        self, asker: Asker, request: pb.ExtendRequest
-    ) -> "pb.ExtendResponse | asyncio.Future[pb.ExtendResponse]":
-        _check_item_count(len(request.items))
-        items = [(progress_of(item.progress), item.tokens) for item in request.items]
-        decided = self.engine.leases.extend(asker, items)
-        return self._when_ready(
-            decided, lambda leases: pb.ExtendResponse(epoch=self.engine.epoch, leases=leases)
+        return await self._in_turn(
+            opened, asker, request, lambda conclude: self._extend(asker, request, conclude)
         )
 
+    def _extend(
+        self, asker: Asker, request: pb.ExtendRequest, conclude: Conclude[pb.ExtendResponse]
+    ) -> "pb.ExtendResponse | asyncio.Future[pb.ExtendResponse]":
+        self.engine.call_limits.check_count(len(request.items))
+        items = [(progress_of(item.progress), item.tokens) for item in request.items]
+        self.engine.call_limits.check_extend(items)
+        decided = self.engine.leases.extend(asker, items)
+        leases = [lease_state(change) for change in decided.changes]
+        return self._when_ready(decided, pb.ExtendResponse(epoch=self.engine.epoch, leases=leases), conclude)
+
     def _when_ready(
-        self, decided: Decided, reply: Callable[[list[pb.LeaseState]], Reply]
+        self, decided: Decided, answer: Reply, conclude: Conclude[Reply]
     ) -> "Reply | asyncio.Future[Reply]":
-        """Usually at once; when blocks are still being zeroed, when that is done."""
-        answer = reply([lease_state(change) for change in decided.changes])
-        if decided.ready is None:
+        """Usually at once; when blocks have to be zeroed, when that is done."""
+        if not decided.needs_scrub:
             return answer
-        ready = decided.ready
-
-        async def wait() -> Reply:
-            await ready
-            return answer
-
-        return self.engine.spawn(wait())
+        return self.engine.spawn(self.engine.leases.scrub(decided.changes, lambda: conclude(answer)))
 
     @answered
     async def Compress(self, request: pb.CompressRequest, context: Context) -> pb.CompressResponse:
         opened = self.engine.sessions.by_token(request.session_token)
-        return await once(opened, request, lambda: self.engine.spawn(self._compress(opened, request)))
+        return await settled(
+            begun(
+                self.engine,
+                opened,
+                request,
+                lambda conclude: self.engine.spawn(self._compress(opened, request, conclude)),
+            )
+        )
 
-    async def _compress(self, opened: OpenSession, request: pb.CompressRequest) -> pb.CompressResponse:
-        outcome = await self.engine.compressions.compress(
-            opened,
-            progress_of(request.progress),
-            policy_from_proto(request.policy) if request.HasField("policy") else None,
+    async def _compress(
+        self, opened: OpenSession, request: pb.CompressRequest, conclude: Conclude[pb.CompressResponse]
+    ) -> pb.CompressResponse:
+        given = Given(
             queries_of(request.queries) if request.HasField("queries") else None,
             rope_of(request.rope) if request.HasField("rope") else None,
         )
+        return await self.engine.compressions.compress(
+            opened,
+            progress_of(request.progress),
+            policy_from_proto(request.policy) if request.HasField("policy") else None,
+            given,
+            lambda outcome: conclude(self._compressed(outcome)),
+        )
+
+    def _compressed(self, outcome: Outcome) -> pb.CompressResponse:
         kept_blocks = 0 if outcome.compressed else len(outcome.lease.blocks)
         lease = lease_state(Change(outcome.lease, kept_blocks))
         return pb.CompressResponse(epoch=self.engine.epoch, lease=lease, report=report(outcome))
@@ -111,19 +131,34 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
     @answered
     async def Observe(self, request: pb.ObserveRequest, context: Context) -> pb.ObserveResponse:
         opened = self.engine.sessions.by_token(request.session_token)
-        return await once(opened, request, lambda: self.engine.spawn(self._observe(opened, request)))
+        return await settled(
+            begun(
+                self.engine,
+                opened,
+                request,
+                lambda conclude: self.engine.spawn(self._observe(opened, request, conclude)),
+            )
+        )
 
-    async def _observe(self, opened: OpenSession, request: pb.ObserveRequest) -> pb.ObserveResponse:
+    async def _observe(
+        self, opened: OpenSession, request: pb.ObserveRequest, conclude: Conclude[pb.ObserveResponse]
+    ) -> pb.ObserveResponse:
         if not request.HasField("queries"):
             raise InvalidArgumentError("queries are missing; pass those of the new tokens in a scratch lease")
         queries = queries_of(request.queries)
-        lease = await self.engine.compressions.observe(opened, progress_of(request.progress), queries)
-        return pb.ObserveResponse(epoch=self.engine.epoch, observed_length=lease.observed_length)
+        return await self.engine.compressions.observe(
+            opened,
+            progress_of(request.progress),
+            queries,
+            lambda lease: conclude(
+                pb.ObserveResponse(epoch=self.engine.epoch, observed_length=lease.observed_length)
+            ),
+        )
 
     @answered
     async def Seal(self, request: pb.SealRequest, context: Context) -> pb.SealResponse:
         opened = self.engine.sessions.by_token(request.session_token)
-        return await once(opened, request, lambda: self._seal(opened, request))
+        return await once(self.engine, opened, request, lambda: self._seal(opened, request))
 
     def _seal(self, opened: OpenSession, request: pb.SealRequest) -> pb.SealResponse:
         hashes = list(request.prefix_hashes)
@@ -135,7 +170,7 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
         self, request: pb.ReleaseBlocksRequest, context: Context
     ) -> pb.ReleaseBlocksResponse:
         opened = self.engine.sessions.by_token(request.session_token)
-        return await once(opened, request, lambda: self._release_blocks(opened, request))
+        return await once(self.engine, opened, request, lambda: self._release_blocks(opened, request))
 
     def _release_blocks(
         self, opened: OpenSession, request: pb.ReleaseBlocksRequest
@@ -147,14 +182,8 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
     @answered
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         opened = self.engine.sessions.by_token(request.session_token)
-        return await once(opened, request, lambda: self._release(opened, request))
+        return await once(self.engine, opened, request, lambda: self._release(opened, request))
 
     def _release(self, opened: OpenSession, request: pb.ReleaseRequest) -> pb.ReleaseResponse:
         self.engine.leases.release(opened, list(request.lease_ids))
         return pb.ReleaseResponse(epoch=self.engine.epoch)
-
-
-def _check_item_count(count: int) -> None:
-    """Before items are read: reading them costs more than counting them."""
-    if count > MAX_ITEMS_PER_CALL:
-        raise LimitExceededError(f"{count} leases in one call, {MAX_ITEMS_PER_CALL} allowed; split it")

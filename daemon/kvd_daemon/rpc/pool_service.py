@@ -18,7 +18,7 @@ class PoolService(Answering, kvd_pb2_grpc.PoolServiceServicer):
     @answered
     async def CreatePool(self, request: pb.CreatePoolRequest, context: Context) -> pb.CreatePoolResponse:
         opened = self.engine.sessions.by_token(request.session_token)
-        return await once(opened, request, lambda: self._create(opened, request))
+        return await once(self.engine, opened, request, lambda: self._create(opened, request))
 
     def _create(self, opened: OpenSession, request: pb.CreatePoolRequest) -> pb.CreatePoolResponse:
         self.engine.gate.pools.require(opened.session.tenant, request.name)
