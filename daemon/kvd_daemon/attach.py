@@ -19,7 +19,7 @@ from kvd.v1 import attach_pb2 as pb
 from kvd_daemon.access.audit import REFUSALS, Caller
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.peers import Peer
-from kvd_daemon.processes import ProcessIdentity, peer_credentials
+from kvd_daemon.processes import peer_credentials
 
 MAX_PACKET_BYTES = 4096  # bytes; a token and a pool's name are below 200
 MAX_CONNECTIONS = 256  # at a time; beyond, the one that was silent for longest is closed
@@ -92,20 +92,22 @@ class AttachServer:
         self._engine.called()
         response = pb.AttachResponse(epoch=self._engine.epoch)
         fds: tuple[int, ...] = ()
+        what = "attach"
         try:
-            fds = self._perform(connection, packet, response)
+            request = _parsed(packet)
+            what = request.WhichOneof("request") or what
+            fds = self._perform(connection, request, response)
         except KvdError as error:
             response.error.CopyFrom(_refusal(error))
             if isinstance(error, REFUSALS):
-                self._engine.gate.audit.refused(_caller_of(connection), "attach", error)
+                self._engine.gate.audit.refused(_caller_of(connection), what, error)
         except Exception as bug:  # noqa: BLE001 - the top of a loop
             response.error.CopyFrom(_refusal(self._incident(bug)))
         return response, fds
 
     def _perform(
-        self, connection: socket.socket, packet: bytes, response: pb.AttachResponse
+        self, connection: socket.socket, request: pb.AttachRequest, response: pb.AttachResponse
     ) -> tuple[int, ...]:
-        request = _parsed(packet)
         match request.WhichOneof("request"):
             case "ticket":
                 response.ticket.ticket = self._ticket(connection)
@@ -127,10 +129,11 @@ class AttachServer:
         self, connection: socket.socket, request: pb.MapRequest, response: pb.MapResponse
     ) -> tuple[int, ...]:
         opened = self._engine.sessions.by_token(request.session_token)
-        if opened.peer.identity != _identity_of(connection):
+        peer = _peer_of(connection)
+        if opened.peer.identity != peer.identity:
             raise NotOwnerError("only the session's own process may map its pools; open a session there")
         gate = self._engine.gate
-        gate.worker_of(opened.peer.uid, opened.peer.gids)
+        gate.worker_of(peer.uid, peer.gids)
         gate.pools.require(opened.session.tenant, request.pool)
         pool = self._engine.device.pools.get(request.pool)
         if pool is None:
@@ -150,10 +153,11 @@ class AttachServer:
         return InternalError(f"a bug in kvd, incident {incident}", incident=incident)
 
 
-def _identity_of(connection: socket.socket) -> ProcessIdentity:
+def _peer_of(connection: socket.socket) -> Peer:
+    """Who is there, without a hold on it."""
     peer = Peer.of(connection)
     peer.close()
-    return peer.identity
+    return peer
 
 
 def _caller_of(connection: socket.socket) -> Caller:

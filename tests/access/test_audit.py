@@ -118,7 +118,7 @@ def test_every_kind_of_refusal_on_this_machine_is_written_down(ruled_kvd: Ruled)
         ("unix", "DropPool", "PERMISSION_DENIED"),
         ("unix", "GetStatus", "UNAUTHENTICATED"),
         ("session", "Lease", "SESSION_NOT_FOUND"),
-        ("attach", "attach", "SESSION_NOT_FOUND"),
+        ("attach", "map", "SESSION_NOT_FOUND"),
     }
     denied = [
         line for line in audit_lines(kvd, "refusal") if line["door"] == "unix" and "role" in line["why"]

@@ -11,6 +11,7 @@ TICKET_BYTES = 32  # 256 bits; nobody guesses one
 TICKET_TTL_NS = 10_000_000_000  # ns; a worker redeems it in its next call
 MAX_TICKETS = 1024  # open at a time; each holds a pidfd
 MAX_TICKETS_PER_PROCESS = 16  # beyond, a process's oldest one goes: nobody can use up the tickets of all
+MAX_TICKETS_PER_USER = 512  # open at a time; processes of one user cannot use them up either
 
 
 class Tickets:
@@ -25,8 +26,11 @@ class Tickets:
         own = [ticket for ticket, (holder, _) in self._open.items() if holder.identity == peer.identity]
         if len(own) >= MAX_TICKETS_PER_PROCESS:
             self._drop(own[0])
-        if len(self._open) >= MAX_TICKETS:
-            raise LimitExceededError(f"{MAX_TICKETS} tickets are open; redeem them, or wait 10 s")
+        users = sum(holder.uid == peer.uid for holder, _ in self._open.values())
+        if len(self._open) >= MAX_TICKETS or users >= MAX_TICKETS_PER_USER:
+            raise LimitExceededError(
+                f"{len(self._open)} tickets are open, {users} are user {peer.uid}'s; redeem them, or wait 10 s"
+            )
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._open[ticket] = peer, now_ns + TICKET_TTL_NS
         return ticket
