@@ -55,11 +55,12 @@ class RecordingDevice(Device):
             self.journal.require_room()
         super().rehearse(now_ns)
 
-    def happened(self, name: bytes, arguments: bytes, answer: Any) -> None:
-        """An event was carried out."""
-        self._written += (name, arguments, encode(digest(answer)))
-        if not self._batch.depth:
-            self._write()
+    def happened(self, event: bytes) -> None:
+        """An event was carried out: its name, arguments and digest."""
+        if self._batch.depth:
+            self._written.append(event)
+        elif self.journal is not None:
+            self.journal.append(event)
 
     def _write(self) -> None:
         batch, parts = self._batch, self._written
@@ -107,7 +108,7 @@ def _recorded(name: str, event: Callable[..., Any]) -> Callable[..., Any]:
             device.journal.require_room()
         written = encode(arguments)  # before: what cannot be written must not happen
         answer = event(device, *arguments)
-        device.happened(written_name, written, answer)
+        device.happened(b"".join((written_name, written, encode(digest(answer)))))
         return answer
 
     return recorded

@@ -81,7 +81,7 @@ class Segment:
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size_bytes)
-            view = mmap.mmap(fd, size_bytes)
+            view = _mapped(fd, size_bytes)
         except OSError:
             new.unlink()
             raise
@@ -97,7 +97,7 @@ class Segment:
     def resume(cls, path: Path, header: Header, end: int, chain: int) -> "Segment":
         """Go on with one that was read to its end."""
         with open(path, "r+b") as file:
-            return cls(path, header, mmap.mmap(file.fileno(), 0), end, chain)
+            return cls(path, header, _mapped(file.fileno(), path.stat().st_size), end, chain)
 
     @property
     def size_bytes(self) -> int:
@@ -131,6 +131,11 @@ class Segment:
     def close(self) -> None:
         self._words.release()
         self._view.close()
+
+
+def _mapped(fd: int, size_bytes: int) -> mmap.mmap:
+    """All of it at once: a page fault costs more than an append."""
+    return mmap.mmap(fd, size_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
 def record_bytes(payload_bytes: int) -> int:
