@@ -35,17 +35,17 @@ def grant(
     """New leases, or an error and none."""
     entries, need = _entries(registry, session, pool, wishes)
     quotas.require(registry, session.tenant, [(pool, need)])
-    tenant = registry.tenants[session.tenant]
     for entry in entries:  # all of them before any block is granted, or granting might evict one
         if entry.shared.size:
             pool.share(entry.shared)
+    tenant = registry.tenants[session.identity.tenant]
     leases: list[Lease] = []
     foreign: dict[int, IntArray] = {}
     for entry in entries:
         lease = _admit(registry, session, pool, entry, now_ns)
-        foreign[lease.lease_id] = _append(pool, lease, entry.own_count, tenant)
+        _append(pool, lease, entry.own_count, tenant, foreign)
         leases.append(lease)
-    return Granted(leases, begin_scrub(leases, foreign, {}))
+    return Granted(leases, begin_scrub(leases, foreign, {}) if foreign else [])
 
 
 def need_of_lease(registry: Registry, session: Session, pool: Pool, wishes: Sequence[LeaseWish]) -> Need:
@@ -126,19 +126,20 @@ def _admit(registry: Registry, session: Session, pool: Pool, entry: _Entry, now_
     return lease
 
 
-def _append(pool: Pool, lease: Lease, count: int, tenant: int) -> IntArray:
-    """Answers the new blocks that hold another tenant's bytes."""
-    if count == 0:
-        return NO_BLOCKS
-    runs, foreign = pool.grant(count, tenant)
-    lease.blocks.append(runs)
-    return foreign
+def _append(pool: Pool, lease: Lease, count: int, tenant: int, foreign: dict[int, IntArray]) -> None:
+    """`foreign` gets the new blocks that hold another tenant's bytes, if there are any."""
+    if count:
+        runs, dirty = pool.grant(count, tenant)
+        lease.blocks.append(runs)
+        if dirty.size:
+            foreign[lease.lease_id] = dirty
 
 
 class _Growth(NamedTuple):
     """An extend item that was checked."""
 
     lease: Lease
+    pool: Pool
     progress: Progress
     new_blocks: int
     recycling: Recycling
@@ -147,26 +148,25 @@ class _Growth(NamedTuple):
 def extend(registry: Registry, session: Session, items: Sequence[tuple[Progress, int]]) -> Extended:
     """Room for more tokens in each lease, or an error and no change. All leases lie in one device."""
     growths = _growths(registry, session, items)
-    quotas.require(registry, session.tenant, _needs(registry, growths))
-    tenant = registry.tenants[session.tenant]
+    quotas.require(registry, session.tenant, _needs(growths))
+    tenant = registry.tenants[session.identity.tenant]
     before: dict[int, Mark] = {}
     foreign: dict[int, IntArray] = {}
     changes: list[Change] = []
     for growth in growths:
-        lease = growth.lease
-        before[lease.lease_id] = Mark(
-            lease.blocks, len(lease.blocks), lease.generation, lease.length, lease.position
-        )
-        foreign[lease.lease_id] = _append(registry.pool_of(lease), lease, growth.new_blocks, tenant)
+        lease, blocks = growth.lease, growth.lease.blocks
+        before[lease.lease_id] = Mark(blocks, len(blocks), lease.generation, lease.length, lease.position)
+        _append(growth.pool, lease, growth.new_blocks, tenant, foreign)
         changes.append(_carry_out(registry, growth))
-    return Extended(changes, begin_scrub([growth.lease for growth in growths], foreign, before))
+    scrub = begin_scrub([growth.lease for growth in growths], foreign, before) if foreign else []
+    return Extended(changes, scrub)
 
 
 def needs_of_extend(
     registry: Registry, session: Session, items: Sequence[tuple[Progress, int]]
 ) -> list[tuple[Pool, Need]]:
     """What `extend` would take, by pool. Raises what it raises, except that blocks are short."""
-    return _needs(registry, _growths(registry, session, items))
+    return _needs(_growths(registry, session, items))
 
 
 def _growths(registry: Registry, session: Session, items: Sequence[tuple[Progress, int]]) -> list[_Growth]:
@@ -178,19 +178,20 @@ def _growths(registry: Registry, session: Session, items: Sequence[tuple[Progres
 def _growth(registry: Registry, session: Session, progress: Progress, tokens: int) -> _Growth:
     lease = registry.standing(session, progress)
     check_tokens(progress.length, tokens)
-    spec = registry.pool_of(lease).spec
+    pool = registry.pools[lease.pool]
     if isinstance(lease.policy, Streaming):
-        return _Growth(lease, progress, 0, recycle(lease.policy, spec.block_size, progress.length, tokens))
-    new_blocks = max(0, spec.blocks_for(progress.length + tokens) - len(lease.blocks))
-    return _Growth(lease, progress, new_blocks, Recycling(0, progress.length, 0, 0))
+        recycling = recycle(lease.policy, lease.block_size, progress.length, tokens)
+        return _Growth(lease, pool, progress, 0, recycling)
+    new_blocks = max(0, pool.spec.blocks_for(progress.length + tokens) - len(lease.blocks))
+    return _Growth(lease, pool, progress, new_blocks, Recycling(0, progress.length, 0, 0))
 
 
-def _needs(registry: Registry, growths: list[_Growth]) -> list[tuple[Pool, Need]]:
-    wanted: dict[str, list[int]] = {}
+def _needs(growths: list[_Growth]) -> list[tuple[Pool, Need]]:
+    wanted: dict[Pool, list[int]] = {}
     for growth in growths:
-        ordinary_and_scratch = wanted.setdefault(growth.lease.pool, [0, 0])
+        ordinary_and_scratch = wanted.setdefault(growth.pool, [0, 0])
         ordinary_and_scratch[growth.lease.scratch] += growth.new_blocks
-    return [(registry.pools[name], Need(*blocks)) for name, blocks in wanted.items()]
+    return [(pool, Need(*blocks)) for pool, blocks in wanted.items()]
 
 
 def _carry_out(registry: Registry, growth: _Growth) -> Change:
@@ -201,7 +202,7 @@ def _carry_out(registry: Registry, growth: _Growth) -> Change:
         kept_blocks = lease.sink_block_count
         table, ring = lease.table, lease.table[kept_blocks:]
         lease.blocks = BlockTable(np.concatenate((table[:kept_blocks], np.roll(ring, -recycling.blocks))))
-        registry.pool_of(lease).blocks.reassign(runs_of(ring[: recycling.blocks]))
+        growth.pool.blocks.reassign(runs_of(ring[: recycling.blocks]))
         lease.generation += 1
         registry.fences.show(lease)
     lease.length = recycling.length

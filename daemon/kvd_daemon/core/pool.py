@@ -54,7 +54,7 @@ class Pool:
     @property
     def usable(self) -> int:
         """Blocks nobody holds: free ones, and cached ones that can be evicted."""
-        return self.blocks.count(FREE) + self.blocks.count(CACHED)
+        return self.free_runs.count + self.blocks.count(CACHED)
 
     @property
     def blocks_reserved(self) -> int:
@@ -63,7 +63,7 @@ class Pool:
 
     def grant(self, count: int, tenant: int) -> tuple[list[Run], IntArray]:
         """FREE -> LEASED; answers the blocks, and those of them that hold another tenant's bytes."""
-        missing = count - self.blocks.count(FREE)
+        missing = count - self.free_runs.count
         if missing > 0:
             self._evict(missing)
         runs = self.free_runs.take(count)

@@ -104,7 +104,7 @@ class Holdings:
         self.held: dict[int, int] = {}
         self._promised: dict[int, int] = {}
         self._promised_blocks = 0
-        self._owed_blocks = 0
+        self.owed_blocks = 0
         self.promise()
 
     def promise(self) -> None:
@@ -115,14 +115,10 @@ class Holdings:
             wanted = {tenant: blocks * self._promisable // total for tenant, blocks in wanted.items()}
         self._promised = {tenant: blocks for tenant, blocks in wanted.items() if blocks}
         self._promised_blocks = sum(self._promised.values())
-        self._owed_blocks = self.recounted_owed()
+        self.owed_blocks = self.recounted_owed()
 
     def recounted_owed(self) -> int:
         return sum(map(self.owed_to, self._promised))
-
-    @property
-    def owed_blocks(self) -> int:
-        return self._owed_blocks
 
     def owed_to(self, tenant: int) -> int:
         """What the guarantee of `tenant` still has to yield."""
@@ -132,7 +128,7 @@ class Holdings:
 
     def kept_from(self, tenant: int) -> int:
         """Blocks that are kept free for others than `tenant`."""
-        return self._owed_blocks - self.owed_to(tenant)
+        return self.owed_blocks - self.owed_to(tenant)
 
     def is_within_guarantee(self, tenant: int) -> bool:
         """Whether what `tenant` gives back would be kept free for itself."""
@@ -146,14 +142,15 @@ class Holdings:
 
     def count(self, tenant: int, more: int) -> None:
         """`tenant` holds `more` (or fewer, if negative) blocks of this pool."""
-        owed = self.owed_to(tenant)
+        owed = self.owed_to(tenant) if self._promised else 0
         held = self.held.get(tenant, 0) + more
         assert held >= 0, "a tenant gave back more of a pool than it held there"
         if held:
             self.held[tenant] = held
         else:
             self.held.pop(tenant, None)
-        self._owed_blocks += self.owed_to(tenant) - owed
+        if self._promised:
+            self.owed_blocks += self.owed_to(tenant) - owed
         self._quotas.count(tenant, more)
 
 
@@ -170,30 +167,30 @@ def set_quotas(registry: "Registry", own: Mapping[str, Quota], default: Quota) -
 
 def require(registry: "Registry", tenant: str, needs: "Sequence[tuple[Pool, Need]]") -> None:
     """Raises QuotaExceededError or PoolExhaustedError if `needs` do not fit now, all of them."""
-    _require_below_maximum(registry, tenant, needs)
+    index, quotas = registry.tenants[tenant], registry.quotas
+    taken = sum([sum(need) for _, need in needs])
+    beyond = quotas.held.get(index, 0) + taken - quotas.of(index).max_blocks
+    if beyond > 0 and taken and not _fits_reserves(needs, beyond):
+        raise quota_exceeded(quotas, registry.tenants, tenant, needs)
     for pool, need in needs:
-        require_room(pool, registry.tenants[tenant], need)
+        require_room(pool, index, need)
 
 
-def _require_below_maximum(registry: "Registry", tenant: str, needs: "Sequence[tuple[Pool, Need]]") -> None:
-    index = registry.tenants[tenant]
-    limit, taken = registry.quotas.of(index).max_blocks, sum([need.taken for _, need in needs])
-    beyond = registry.quotas.held.get(index, 0) + taken - limit
-    if beyond <= 0 or not taken:
-        return
+def _fits_reserves(needs: "Sequence[tuple[Pool, Need]]", beyond: int) -> bool:
+    """Whether it is all for scratch leases, and so many blocks beyond the maximum are in the reserves."""
     scratch = all(need.taken == need.scratch for _, need in needs)
-    if not scratch or beyond > sum(pool.reserve for pool, _ in needs):
-        raise quota_exceeded(registry.quotas, registry.tenants, tenant, needs)
+    return scratch and beyond <= sum(pool.reserve for pool, _ in needs)
 
 
 def require_room(pool: "Pool", tenant: int, need: Need) -> None:
     """Raises PoolExhaustedError if `pool` has too little for `tenant` now, what others are owed kept."""
-    usable = pool.usable - need.woken
-    if need.taken <= pool.holdings.owed_to(tenant) and need.granted <= usable:
+    holdings, granted = pool.holdings, need.ordinary + need.scratch
+    usable, owed = pool.usable - need.woken, holdings.owed_to(tenant)
+    if granted + need.woken <= owed and granted <= usable:
         return
-    left = usable - pool.holdings.kept_from(tenant)
+    left = usable - (holdings.owed_blocks - owed)
     reserve = pool.reserve if need.ordinary else 0
-    if need.granted > left or need.ordinary > max(0, left - reserve):
+    if granted > left or need.ordinary > max(0, left - reserve):
         raise pool_exhausted(pool, tenant, need)
 
 

@@ -10,23 +10,21 @@ import numpy as np
 
 from .blocks import BlockState
 from .ending import reclaim, settle
-from .free_runs import IntArray, Run, runs_of
+from .free_runs import NO_BLOCKS, IntArray, Run, runs_of
 from .lease import BlockTable, Lease, Mark, Scrubbing, Standing
 from .registry import Registry
 
 
 def begin_scrub(leases: list[Lease], foreign: dict[int, IntArray], before: dict[int, Mark]) -> list[Run]:
-    """The runs to be zeroed. If there are any, all `leases` of the call are busy until then.
+    """The runs to be zeroed. All `leases` of the call are busy until then.
 
-    `foreign` has each lease's new blocks with another tenant's bytes, `before` what an extended one was.
+    `foreign` has their new blocks with another tenant's bytes, `before` what an extended one was.
     """
-    dirty = [ids for ids in foreign.values() if ids.size]
-    if not dirty:
-        return []
     for lease in leases:
         mark = before.get(lease.lease_id)
-        lease.job = Scrubbing(foreign[lease.lease_id], mark.standing() if mark is not None else None)
-    return runs_of(np.sort(np.concatenate(dirty)))
+        dirty = foreign.get(lease.lease_id, NO_BLOCKS)
+        lease.job = Scrubbing(dirty, mark.standing() if mark is not None else None)
+    return runs_of(np.sort(np.concatenate([*foreign.values()])))
 
 
 def scrubbed(registry: Registry, lease_ids: Sequence[int]) -> None:
