@@ -26,10 +26,11 @@ class Tickets:
         own = [ticket for ticket, (holder, _) in self._open.items() if holder.identity == peer.identity]
         if len(own) >= MAX_TICKETS_PER_PROCESS:
             self._drop(own[0])
-        users = sum(holder.uid == peer.uid for holder, _ in self._open.values())
-        if len(self._open) >= MAX_TICKETS or users >= MAX_TICKETS_PER_USER:
+        own_users = sum(holder.uid == peer.uid for holder, _ in self._open.values())
+        if len(self._open) >= MAX_TICKETS or own_users >= MAX_TICKETS_PER_USER:
             raise LimitExceededError(
-                f"{len(self._open)} tickets are open, {users} are user {peer.uid}'s; redeem them, or wait 10 s"
+                f"{len(self._open)} tickets are open, {own_users} of them for user {peer.uid}; redeem them, or "
+                "wait 10 s"
             )
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._open[ticket] = peer, now_ns + TICKET_TTL_NS
