@@ -29,8 +29,8 @@ class Tickets:
         own_users = sum(holder.uid == peer.uid for holder, _ in self._open.values())
         if len(self._open) >= MAX_TICKETS or own_users >= MAX_TICKETS_PER_USER:
             raise LimitExceededError(
-                f"{len(self._open)} tickets are open, {own_users} of them for user {peer.uid}; redeem them, or "
-                "wait 10 s"
+                f"{len(self._open)} tickets are open, {own_users} of them for user {peer.uid}; redeem some, "
+                "or wait 10 s"
             )
         ticket = secrets.token_bytes(TICKET_BYTES)
         self._open[ticket] = peer, now_ns + TICKET_TTL_NS
