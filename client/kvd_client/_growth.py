@@ -1,9 +1,10 @@
 """Making room for more tokens, in one call for many leases."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from kvd.errors import ConflictError, PoolExhaustedError
+from kvd.errors import ConflictError, PoolExhaustedError, QuotaExceededError
 from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.policy import Streaming
 from kvd.v1 import kvd_pb2 as pb
@@ -11,6 +12,7 @@ from kvd_client._calls import LeaseCall
 from kvd_client._handle import LeaseHandle
 from kvd_client._session import Session, new_request_id
 from kvd_client._state import Skip, SlotState
+from kvd_client._waiting import waiting
 
 
 @dataclass(frozen=True)
@@ -49,29 +51,31 @@ class Growth:
         return Skip(self.tokens, answer.skip_after, skipped)
 
 
-def grow(session: Session, growths: Sequence[Growth], block_size: int) -> None:
-    """All or none. The caller holds the leases. Raises PoolExhaustedError, LimitExceededError."""
+def grow(session: Session, growths: Sequence[Growth], block_size: int, wait_s: float = 0.0) -> None:
+    """All or none. The caller holds the leases. Only for what is needed it waits, not for blocks ahead.
+
+    Raises PoolExhaustedError, QuotaExceededError, LimitExceededError.
+    """
     lacking = [growth for growth in growths if growth.lacks_blocks(block_size)]
     if not lacking:
         return
-    try:
-        _ask(session, lacking, block_size, ahead=True)
-    except PoolExhaustedError:
-        if not any(growth.ahead_tokens(block_size) for growth in lacking):
-            raise
-        _ask(session, lacking, block_size, ahead=False)
+    if any(growth.ahead_tokens(block_size) for growth in lacking):
+        with suppress(PoolExhaustedError, QuotaExceededError):
+            return _ask(session, lacking, [growth.item(block_size, ahead=True) for growth in lacking])
+    _ask(session, lacking, [growth.item(block_size, ahead=False) for growth in lacking], wait_s)
 
 
-def _ask(session: Session, growths: Sequence[Growth], block_size: int, ahead: bool) -> None:
+def _ask(
+    session: Session, growths: Sequence[Growth], items: Sequence[pb.ExtendItem], wait_s: float = 0.0
+) -> None:
     before = [growth.handle.state for growth in growths]
-    request = pb.ExtendRequest(
-        request_id=new_request_id(), items=[growth.item(block_size, ahead) for growth in growths]
-    )
+    request = pb.ExtendRequest(request_id=new_request_id(), items=items)
 
     def apply(answer: pb.ExtendResponse) -> None:
         for growth, state, told in zip(growths, before, answer.leases, strict=True):
             growth.handle.learn(state.after(told, growth.skip(state, told)))
 
-    LeaseCall([growth.handle for growth in growths], session.lease_service.Extend, request, apply).make(
-        session
-    )
+    handles = [growth.handle for growth in growths]
+    with waiting(request, wait_s):
+        call = LeaseCall(handles, session.lease_service.Extend, request, apply)
+        call.make(session, session.timeout_s + wait_s)

@@ -1,0 +1,23 @@
+"""Waiting in the daemon's line for blocks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvd.v1 import kvd_pb2 as pb
+from kvd_client._checked import seconds
+
+
+def wait_seconds(wait: object) -> float:
+    """How long a call would stand in line. Raises InvalidArgumentError."""
+    return seconds("wait", wait, 0.0)
+
+
+@contextmanager
+def waiting(request: pb.LeaseRequest | pb.ExtendRequest, wait_s: float) -> Iterator[None]:
+    """The request waits for so many seconds; repeated later it does not: then only its reply counts."""
+    if wait_s:
+        request.max_wait.FromNanoseconds(int(wait_s * 1e9))
+    try:
+        yield
+    finally:
+        request.ClearField("max_wait")
