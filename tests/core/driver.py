@@ -56,7 +56,7 @@ class Driver(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.device = Device(MEMORY_BYTES)
+        self.device = self.new_device()
         self.world = World()
         self.plans: dict[int, CompressPlan] = {}
         self.observed: set[int] = set()
@@ -64,6 +64,9 @@ class Driver(RuleBasedStateMachine):
         self.lent: dict[int, int] = {}
         self.scrubs: list[tuple[list[int], list[tuple[int, int]], dict[int, WorldLease]]] = []
         self.opened = 0
+
+    def new_device(self) -> Device:
+        return Device(MEMORY_BYTES)
 
     def ask(self, error: Refusal, call: Callable[[], Any]) -> Any:
         """The call's answer; if `error` is due, that it came and nothing changed."""

@@ -177,10 +177,14 @@ class JobRules(Driver):
     @rule(chance=anything)
     def abort_job(self, chance: Chance) -> None:
         lease_id = chance.choice([*self.plans, *self.observed])
-        plan, lease = self.plans.pop(lease_id, None), self.world.leases[lease_id]
-        self.observed.discard(lease_id)
+        plan = self.plans.get(lease_id)
         lost = plan.in_place if plan is not None else chance.choice([True, False])
         self.device.abort_compress(lease_id, lost)
+        self.job_aborted(lease_id, lost)
+
+    def job_aborted(self, lease_id: int, lost: bool) -> None:
+        plan, lease = self.plans.pop(lease_id, None), self.world.leases[lease_id]
+        self.observed.discard(lease_id)
         lease.destination = []
         if plan is None:  # an observation: only the sums are lost
             lease.observed = 0 if lost else lease.observed

@@ -147,6 +147,9 @@ class LeaseRules(Driver):
             self.worker_writes([lease for lease in leases if lease.fate == "active"])
             return
         self.device.scrub_failed(lease_ids)
+        self.scrub_undone(leases, saved)
+
+    def scrub_undone(self, leases: list[WorldLease], saved: dict[int, WorldLease]) -> None:
         for lease in leases:
             if lease.lease_id in saved:
                 self.world.restore(saved[lease.lease_id])

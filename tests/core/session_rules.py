@@ -43,7 +43,7 @@ class SessionRules(Driver):
     def drop_pool(self, chance: Chance) -> None:
         name = chance.choice("abbc")
         error = e.PoolNotFoundError if name not in self.world.pools else None
-        if any(lease.pool == name for lease in self.world.leases.values()):
+        if self.world.in_use(name):
             error = e.PoolInUseError
         if self.ask(error, lambda: self.device.drop_pool(name)):
             del self.world.pools[name]

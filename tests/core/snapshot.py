@@ -4,6 +4,9 @@ from enum import Enum
 
 import numpy as np
 
+from kvd_daemon.core import Device
+from kvd_daemon.core.fences import Fences
+
 PLAIN = (int, float, str, bytes, bool, type(None), Enum)
 
 
@@ -11,6 +14,8 @@ def snapshot(thing: object) -> object:
     """Nested tuples of all values that can be reached, in their order."""
     if isinstance(thing, PLAIN):
         return thing
+    if isinstance(thing, Fences):  # the rest of it follows from the leases
+        return thing.shown()
     if isinstance(thing, np.ndarray):
         return thing.tobytes()
     if isinstance(thing, dict):
@@ -24,3 +29,8 @@ def snapshot(thing: object) -> object:
     names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
     values = {name: getattr(thing, name) for name in names} | getattr(thing, "__dict__", {})
     return type(thing).__name__, snapshot(values)
+
+
+def state_of(device: Device) -> object:
+    """Everything that decides what the device will answer, in every order that can matter."""
+    return snapshot(device._registry), device.memory_bytes

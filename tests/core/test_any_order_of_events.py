@@ -5,10 +5,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
 
 from .driver import Chance
-from .job_rules import JobRules
-from .lease_rules import LeaseRules
+from .restart_rules import RestartRules, twin
 from .return_rules import ReturnRules
 from .session_rules import SessionRules
+from .snapshot import state_of
 from .world import FREE, WorldLease
 
 EXAMPLES = 200  # sequences of events, short ones: they shrink well
@@ -18,12 +18,13 @@ WALKS = 12  # long sequences
 WALK_STEPS = 400  # events in each
 
 
-class AnyOrderOfEvents(SessionRules, LeaseRules, JobRules, ReturnRules):
+class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules):
     """All rules together; after each of them everything is compared."""
 
     @invariant()
     def compare(self) -> None:
         self.the_books_add_up()
+        self.an_image_makes_an_equal_device()
         self.the_device_is_as_the_model_says()
         self.every_block_is_in_one_state()
         self.every_token_is_where_it_should_be()
@@ -32,6 +33,9 @@ class AnyOrderOfEvents(SessionRules, LeaseRules, JobRules, ReturnRules):
 
     def the_books_add_up(self) -> None:
         self.device.check()
+
+    def an_image_makes_an_equal_device(self) -> None:
+        assert state_of(twin(self.device)) == state_of(self.device)
 
     def the_device_is_as_the_model_says(self) -> None:
         assert set(self.device.pools) == set(self.world.pools)
@@ -101,6 +105,7 @@ TestAnyOrderOfEvents.settings = settings(
 CALM = {
     "create_pool": 0.2,
     "drop_pool": 0.2,
+    "another_daemon_takes_over": 0.2,
     "open": 0.4,
     "end_session": 0.2,
     "revoke": 0.2,

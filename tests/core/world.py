@@ -96,11 +96,16 @@ class World:
         self.pools: dict[str, WorldPool] = {}
         self.sessions: dict[str, WorldSession] = {}
         self.leases: dict[int, WorldLease] = {}
+        self.lost: dict[int, WorldPool] = {}
 
     # -- derived ------------------------------------------------------------------------------
 
     def pool_of(self, lease: WorldLease) -> WorldPool:
-        return self.pools[lease.pool]
+        """Also one that is no more: `lost` has those, by lease."""
+        return self.lost.get(lease.lease_id) or self.pools[lease.pool]
+
+    def in_use(self, pool: str) -> bool:
+        return any(lease.pool == pool and lease.lease_id not in self.lost for lease in self.leases.values())
 
     def leases_of(self, session: str) -> list[WorldLease]:
         return [lease for lease in self.leases.values() if lease.session == session]
@@ -232,6 +237,17 @@ class World:
                 elif lease.fate != "revoked":
                     self.fence(lease, "expired")
         return ids
+
+    def lose_pool(self, name: str) -> None:
+        """Its memory is gone: its leases hold nothing, and say so until they are released."""
+        pool = self.pools.pop(name)
+        for lease in self.leases.values():
+            if lease.pool == name and lease.lease_id not in self.lost:
+                self.lost[lease.lease_id] = pool
+                lease.table, lease.slots, lease.pending = [], [], []
+                lease.sealed = lease.compressed = lease.observed = 0
+                lease.known = 0, lease.known[1]
+                lease.fate = "lost" if lease.fate == "active" else lease.fate
 
     def restore(self, saved: WorldLease) -> None:
         current = self.leases[saved.lease_id]

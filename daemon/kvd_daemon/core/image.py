@@ -2,7 +2,7 @@
 
 Taking an image is one quick pass that shares nothing with the device that will still change; `plain` turns it
 into lists, dicts, numbers, bytes and arrays afterwards, in any thread. What follows from other state is left
-out and derived again: who lists which lease, fences, promises of guarantees.
+out and derived again: whose a lease is, fences, promises of guarantees.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +47,7 @@ class _PoolImage:
     tenants: list[int]
     cached: list[int]
     held: dict[int, int]
+    leases: list[int]
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ def _pool_image(pool: Pool) -> _PoolImage:
         tenants=pool.prefixes.tenants(),
         cached=pool.prefixes.cached(),
         held=dict(pool.holdings.held),
+        leases=list(pool.leases),
     )
 
 
@@ -130,6 +132,7 @@ def _pool_plain(pool: _PoolImage) -> Plain:
         "node_order": pool.tenants,
         "cached": pool.cached,
         "held": pool.held,
+        "leases": pool.leases,
     }
 
 
@@ -184,6 +187,7 @@ def _restored_pool(registry: Registry, plain: Plain) -> Pool:
     total = plain["blocks"]["state"].size
     pool = Pool(plain["name"], plain["pool_id"], plain["spec"], total - 1, registry.quotas)
     pool.totals = PoolTotals(**plain["totals"])
+    pool.leases = set(plain["leases"])
     pool.blocks = Blocks.of(**plain["blocks"])
     pool.free_runs = FreeRuns.of(total, plain["free_starts"], plain["free_counts"])
     columns = (plain["node_tenants"], plain["node_hashes"], plain["node_parents"])
@@ -202,8 +206,6 @@ def _restore_leases(registry: Registry, plain: Mapping[str, Any]) -> None:
         row["blocks"] = BlockTable(table)
         lease = Lease(**row)
         registry.leases[lease.lease_id] = lease
-        if lease.pool in registry.pools:
-            registry.pools[lease.pool].leases.add(lease.lease_id)
         if lease.session_id in registry.sessions:
             registry.sessions[lease.session_id].leases[lease.lease_id] = lease
     registry.fences.restore(registry.leases.values())
