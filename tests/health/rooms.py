@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.daemon.engine_room import running_engine
 
 from kvd.policy import Dense
@@ -25,8 +23,6 @@ from kvd_daemon.rpc.server import Server
 
 WEDGING_WORKER = Path(__file__).with_name("wedging_worker.py")
 PATIENCE_S = 60.0  # before a test gives up; nothing takes that long unless it hangs
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 @dataclass(frozen=True)
@@ -49,11 +45,9 @@ def wedging(folder: Path, how: str, over: str) -> WedgingCommand:
 
 @dataclass
 class Served:
-    """An engine that is served, probed and watched."""
+    """An engine that is served and probed."""
 
     engine: Engine
-    channel: grpc.aio.Channel
-    socket_path: Path
 
     async def becomes(self, state: HealthState) -> str:
         """Wait for it; answers the detail of then."""
@@ -62,13 +56,6 @@ class Served:
         if health.state is not state:
             await asyncio.wait_for(there.wait(), PATIENCE_S)
         return health.detail
-
-    async def seen_by_a_watcher(self, *wanted: int) -> None:
-        """The health service tells these states, in this order and no other in between."""
-        watch = health_pb2_grpc.HealthStub(self.channel).Watch(health_pb2.HealthCheckRequest())
-        seen = [(await asyncio.wait_for(watch.read(), PATIENCE_S)).status for _ in wanted]
-        watch.cancel()
-        assert seen == list(wanted)
 
 
 @contextlib.asynccontextmanager
@@ -80,8 +67,7 @@ async def served(folder: Path, command: WorkerCommand) -> AsyncIterator[Served]:
         await server.start()
         probing = asyncio.create_task(engine.probing.ask(LeaseProbe(str(path))))
         try:
-            async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
-                yield Served(engine, channel, path)
+            yield Served(engine)
         finally:
             probing.cancel()
             await asyncio.gather(probing, return_exceptions=True)

@@ -14,9 +14,9 @@ from tests.running_kvd import PATIENCE_S, RunningKvd, eventually, is_alive
 
 from kvd.v1 import kvd_pb2 as pb
 
-from .rooms import NOT_SERVING, SERVING
-
 STREAM = pb.Policy(streaming=pb.StreamingPolicy(sinks=4, window=28, rope="original"))
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 BLOCK_BYTES = 2 * 2 * 16 * 16 * 4
 
 

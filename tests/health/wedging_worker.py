@@ -1,9 +1,9 @@
 """A kernel worker that hangs: `python wedging_worker.py FD PARENT_PID HOW OVER FLAG`.
 
-It speaks the real wire. Its first job of kind OVER it does not finish: it is stopped, spins, or is stuck in a
-system call ("stop", "spin", "block"), a compression after it said `Moving`; FLAG is a file that says that
-this has happened, so the next worker does everything. "slow" finishes, but says `Working` many times before;
-"mute" takes as long and says nothing.
+It speaks the real wire. Its first job of kind OVER (or its "Start") it does not finish: it is stopped, spins,
+or is stuck in a system call ("stop", "spin", "block"), a compression after it said `Moving`; FLAG is a file
+that says that this has happened, so the next worker does everything. "slow" finishes, but says `Working` many
+times before.
 """
 
 import os
@@ -16,13 +16,16 @@ from pathlib import Path
 from kvd_daemon.kernel import messages as m
 from kvd_daemon.kernel import wire
 
-SLOW_S = 0.25  # from one word of a slow worker to the next
-SLOW_WORDS = 12
+SLOW_S = 0.1  # from one word of a slow worker to the next
+SLOW_WORDS = 15
 
 
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     how, over, flag = sys.argv[3], sys.argv[4], Path(sys.argv[5])
+    if over == "Start" and not flag.exists():
+        flag.touch()
+        wedge(how, connection)
     connection.sendall(wire.encode(m.Ready()))
     with connection.makefile("rb") as stream:
         while prefix := stream.read(wire.PREFIX.size):

@@ -71,6 +71,7 @@ class KernelClient:
         self._worker: WorkerProcess | None = None
         self._vigil: Vigil | None = None
         self._running: _Job | None = None
+        self._undead: list[WorkerProcess] = []  # killed, but a system call holds them
         self._failures = 0
         self._serving = False
         self._heard_s: float | None = None
@@ -130,6 +131,7 @@ class KernelClient:
 
     async def _live_once(self) -> None:
         """One worker from its start to its end."""
+        self._undead = [worker for worker in self._undead if not worker.is_collected()]
         try:
             worker = await WorkerProcess.start(self._command, self._received)
         except OSError as error:
@@ -147,7 +149,8 @@ class KernelClient:
             if undead:
                 LOG.error("kernel worker %d was killed, but a system call holds it", worker.pid)
         finally:
-            worker.let_go(0.0 if undead else COLLECT_S)
+            if not worker.let_go(0.0 if undead else COLLECT_S):
+                self._undead.append(worker)
             self.restarts += 1
             self._worker_ended(why)
 

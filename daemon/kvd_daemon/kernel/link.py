@@ -165,10 +165,15 @@ class WorkerProcess:
             loop.remove_reader(self._pidfd)
         return True
 
-    def let_go(self, patience_s: float) -> None:
-        """Kill and collect it, and hear nothing more of it."""
+    def let_go(self, patience_s: float) -> bool:
+        """Kill it and hear nothing more of it; whether it could be collected within that time."""
         self.kill()
         os.close(self._pidfd)
         self._link.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
+        return self.is_collected()
+
+    def is_collected(self) -> bool:
+        """Whether nothing of it is left, now."""
+        return self._process.poll() is not None
