@@ -86,7 +86,8 @@ def incident(engine: Engine, method: str, bug: Exception) -> KvdError:
 
 async def once(engine: Engine, opened: OpenSession, request: Any, act: Callable[[], Reply]) -> Reply:
     """The reply to `request`, or to the first one of its request_id."""
-    return await settled(begun(engine, opened, request, lambda conclude: act()))
+    outcome: Reply | asyncio.Future[Reply] = begun(engine, opened, request, lambda conclude: act())
+    return await settled(outcome) if isinstance(outcome, asyncio.Future) else outcome
 
 
 def begun(
@@ -97,9 +98,9 @@ def begun(
     What has begun is carried out, also when the caller has left. The reply and the events that led to it
     are one record: if `act` answers later, it calls its `conclude` in the batch of the last of them.
     """
-    content = request.SerializeToString(deterministic=True)
-    digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES, salt=type(request).__name__.encode()[:16])
-    call = Call(opened.session_id, request.request_id, digest.digest(), type(request).__name__)
+    content, method = request.SerializeToString(deterministic=True), type(request).__name__
+    digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES, salt=method.encode()[:16]).digest()
+    call = Call(opened.session.identity.session_id, request.request_id, digest, method)
     known = engine.requests.known(call)
     if known is not None:
         return cast("Reply | asyncio.Future[Reply]", _repeated(engine, call, known))

@@ -6,7 +6,12 @@ import asyncio
 from typing import TypeVar
 
 from kvd.convert import policy_from_proto
-from kvd.errors import DeviceUnavailableError, InvalidArgumentError, PoolNotFoundError
+from kvd.errors import (
+    DeviceUnavailableError,
+    InvalidArgumentError,
+    PoolNotFoundError,
+    SessionNotFoundError,
+)
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
 from kvd_daemon.core import Change
@@ -19,7 +24,7 @@ from kvd_daemon.engine.sessions import OpenSession
 
 from .answering import Act, Answering, Conclude, Context, answered, begun, once, settled
 from .requests import asker_of, progress_of, queries_of, rope_of, wish_of
-from .views import lease_state, report
+from .views import report, show_lease
 
 Reply = TypeVar("Reply", pb.LeaseResponse, pb.ExtendResponse)
 
@@ -29,11 +34,14 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
 
     @answered
     async def Lease(self, request: pb.LeaseRequest, context: Context) -> pb.LeaseResponse:
-        if self.engine.probing.owns(request.session_token):
+        try:
+            opened = self.engine.sessions.by_token(request.session_token)
+        except SessionNotFoundError:
+            if not self.engine.probing.owns(request.session_token):
+                raise
             self.engine.probing.rehearse()
             return pb.LeaseResponse(epoch=self.engine.epoch)
-        opened = self.engine.sessions.by_token(request.session_token)
-        asker = asker_of(opened, request, context.time_remaining())
+        asker = asker_of(opened, request, context.time_remaining)
         return await self._in_turn(
             opened, asker, request, lambda conclude: self._lease(asker, request, conclude)
         )
@@ -46,10 +54,9 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
         act: Act[Reply],
     ) -> Reply:
         """As `once`; a call that waits for blocks has not begun yet, so it ends with its caller."""
-        admission = self.engine.admission
-        return await settled(
-            await admission.admitted(asker, lambda: begun(self.engine, opened, request, act))
-        )
+        engine = self.engine
+        outcome = await engine.admission.admitted(asker, lambda: begun(engine, opened, request, act))
+        return await settled(outcome) if isinstance(outcome, asyncio.Future) else outcome
 
     def _lease(
         self, asker: Asker, request: pb.LeaseRequest, conclude: Conclude[pb.LeaseResponse]
@@ -61,8 +68,10 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
         wishes = [wish_of(item, request.scratch) for item in request.items]
         self.engine.call_limits.check_lease(asker, request.pool, wishes)
         decided = self.engine.leases.lease(asker, request.pool, wishes)
-        leases = [lease_state(change) for change in decided.changes]
-        return self._when_ready(decided, pb.LeaseResponse(epoch=self.engine.epoch, leases=leases), conclude)
+        answer = pb.LeaseResponse(epoch=self.engine.epoch)
+        for change in decided.changes:
+            show_lease(change, answer.leases.add())
+        return self._when_ready(decided, answer, conclude)
 
     def _check_pool(self, request: pb.LeaseRequest) -> None:
         pool = self.engine.device.pools.get(request.pool)
@@ -73,7 +82,7 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
     async def Extend(self, request: pb.ExtendRequest, context: Context) -> pb.ExtendResponse:
         opened = self.engine.sessions.by_token(request.session_token)
         growing = [item.progress.lease_id for item in request.items]
-        asker = asker_of(opened, request, context.time_remaining(), growing)
+        asker = asker_of(opened, request, context.time_remaining, growing)
         return await self._in_turn(
             opened, asker, request, lambda conclude: self._extend(asker, request, conclude)
         )
@@ -85,8 +94,10 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
         items = [(progress_of(item.progress), item.tokens) for item in request.items]
         self.engine.call_limits.check_extend(items)
         decided = self.engine.leases.extend(asker, items)
-        leases = [lease_state(change) for change in decided.changes]
-        return self._when_ready(decided, pb.ExtendResponse(epoch=self.engine.epoch, leases=leases), conclude)
+        answer = pb.ExtendResponse(epoch=self.engine.epoch)
+        for change in decided.changes:
+            show_lease(change, answer.leases.add())
+        return self._when_ready(decided, answer, conclude)
 
     def _when_ready(
         self, decided: Decided, answer: Reply, conclude: Conclude[Reply]
@@ -125,8 +136,9 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
 
     def _compressed(self, outcome: Outcome) -> pb.CompressResponse:
         kept_blocks = 0 if outcome.compressed else len(outcome.lease.blocks)
-        lease = lease_state(Change(outcome.lease, kept_blocks))
-        return pb.CompressResponse(epoch=self.engine.epoch, lease=lease, report=report(outcome))
+        answer = pb.CompressResponse(epoch=self.engine.epoch, report=report(outcome))
+        show_lease(Change(outcome.lease, kept_blocks), answer.lease)
+        return answer
 
     @answered
     async def Observe(self, request: pb.ObserveRequest, context: Context) -> pb.ObserveResponse:
@@ -163,7 +175,9 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
     def _seal(self, opened: OpenSession, request: pb.SealRequest) -> pb.SealResponse:
         hashes = list(request.prefix_hashes)
         change = self.engine.leases.seal(opened, progress_of(request.progress), hashes)
-        return pb.SealResponse(epoch=self.engine.epoch, lease=lease_state(change))
+        answer = pb.SealResponse(epoch=self.engine.epoch)
+        show_lease(change, answer.lease)
+        return answer
 
     @answered
     async def ReleaseBlocks(
@@ -177,7 +191,9 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
     ) -> pb.ReleaseBlocksResponse:
         block_ids = list(request.block_ids)
         change = self.engine.leases.release_blocks(opened, progress_of(request.progress), block_ids)
-        return pb.ReleaseBlocksResponse(epoch=self.engine.epoch, lease=lease_state(change))
+        answer = pb.ReleaseBlocksResponse(epoch=self.engine.epoch)
+        show_lease(change, answer.lease)
+        return answer
 
     @answered
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:

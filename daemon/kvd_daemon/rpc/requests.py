@@ -1,6 +1,6 @@
 """Messages in: to the core's and the engine's values."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvd.convert import policy_from_proto
 from kvd.errors import InvalidArgumentError
@@ -28,23 +28,25 @@ def wish_of(item: pb.LeaseItem, scratch: bool) -> LeaseWish:
 def asker_of(
     opened: OpenSession,
     request: pb.LeaseRequest | pb.ExtendRequest,
-    remaining_s: float | None,
+    time_remaining: Callable[[], float | None],
     growing: Sequence[int] = (),
 ) -> Asker:
-    """Who calls, and how long it would wait: until shortly before its deadline in `remaining_s` at most.
+    """Who calls, and how long it would wait: until shortly before its deadline in `time_remaining` at most.
 
     Takes `max_wait` out of the request: a repeated one is the same however long it would wait. Raises
     InvalidArgumentError on a negative one.
     """
+    identity = opened.session.identity
     if not request.HasField("max_wait"):
-        return Asker(opened.session_id, opened.session.tenant, 0, growing)
+        return Asker(identity.session_id, identity.tenant, 0, growing)
     wait_ns = request.max_wait.ToNanoseconds()
     if wait_ns < 0:
         raise InvalidArgumentError(f"max_wait of {wait_ns} ns; a duration from 0 on is needed")
     request.ClearField("max_wait")
+    remaining_s = time_remaining()
     if remaining_s is not None:
         wait_ns = min(wait_ns, max(0, int(remaining_s * 1e9) - ANSWER_NS))
-    return Asker(opened.session_id, opened.session.tenant, wait_ns, growing)
+    return Asker(identity.session_id, identity.tenant, wait_ns, growing)
 
 
 def queries_of(message: pb.Queries) -> GivenQueries:

@@ -27,22 +27,20 @@ def age(seconds: float | None) -> Duration | None:
     return None if seconds is None else duration(int(seconds * 1e9))
 
 
-def lease_state(change: Change) -> pb.LeaseState:
+def show_lease(change: Change, state: pb.LeaseState) -> None:
+    """Fill `state`, in its place: to be put into a reply later it would be copied."""
     lease = change.lease
-    return pb.LeaseState(
-        lease_id=lease.lease_id,
-        generation=lease.generation,
-        kept_blocks=change.kept_blocks,
-        appended=[
-            pb.BlockRun(start=first, count=count) for first, count in lease.blocks.runs(change.kept_blocks)
-        ],
-        length=lease.length,
-        position=lease.position,
-        compressed_length=lease.compressed_length,
-        sealed_blocks=lease.sealed_blocks,
-        skip_after=change.skip_after,
-        fence_slot=lease.fence_slot,
-    )
+    state.lease_id = lease.lease_id
+    state.generation = lease.generation
+    state.kept_blocks = change.kept_blocks
+    for first, count in lease.blocks.runs(change.kept_blocks):
+        state.appended.add(start=first, count=count)
+    state.length = lease.length
+    state.position = lease.position
+    state.compressed_length = lease.compressed_length
+    state.sealed_blocks = lease.sealed_blocks
+    state.skip_after = change.skip_after
+    state.fence_slot = lease.fence_slot
 
 
 def pool_view(pool: Pool) -> pb.Pool:
