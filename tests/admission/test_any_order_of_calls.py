@@ -144,7 +144,7 @@ class AnyOrderOfCalls(RuleBasedStateMachine):
 
     @rule()
     def tick(self) -> None:
-        granted = self.settle(lambda: self.room.admission.tick(0), granted=True)
+        granted = self.settle(self.room.admission.tick, granted=True)
         assert granted == [], "somebody was not woken in time"
 
     # -- what came of it ----------------------------------------------------------------------

@@ -163,10 +163,17 @@ class Admission:
             taken = take()
         except (PoolExhaustedError, QuotaExceededError) as error:
             asker.needs = needs()
-            raise self._exhaustion.explained(error, asker.tenant, time.monotonic_ns()) from error
+            waiting = self._waiting_for(error, asker.tenant)
+            raise self._exhaustion.explained(error, asker.tenant, time.monotonic_ns(), waiting) from error
         for waiter in passed:
             waiter.passed_blocks += asker.wanted_blocks
         return taken
+
+    def _waiting_for(self, error: Short, tenant: str) -> int:
+        """Blocks that waiting calls want of what `error` says there is too little of."""
+        if isinstance(error, PoolExhaustedError):
+            return self.waiting_in(error.metadata["pool"])[1]
+        return sum(waiter.asker.wanted_blocks for waiter in self._line if waiter.asker.tenant == tenant)
 
     def _passed(self, asker: Asker) -> list[Waiter]:
         """The waiting calls that `asker` may pass. Raises if it may not pass one of those in its way."""
@@ -248,18 +255,10 @@ class Admission:
         self._device.set_quotas(quotas, default)
         self.wake()
 
-    def tick(self, now_ns: int) -> None:
-        """Now and then: what ends without a block coming back is noticed, holders are asked again."""
-        if not self._line:
-            return
-        self._walk()
-        for name, head in self._heads.pools.items():
-            pool, wanted = self._device.pools[name], self.waiting_in(name)[1]
-            lacking = wanted - (pool.usable - pool.blocks_reserved)
-            self._exhaustion.press(name, lacking, head.asker.tenant, now_ns)
-        for tenant, head in self._heads.tenants.items():
-            refusal = quota_exceeded(self._device.quotas, self._device.tenants, tenant, head.asker.needs)
-            self._exhaustion.press_for(refusal, tenant, now_ns)
+    def tick(self) -> None:
+        """Now and then: what ends without a block coming back is noticed, and holders are asked again."""
+        if self._line:
+            self._walk()
 
     def close(self) -> None:
         """Nobody waits any longer, until `open`."""

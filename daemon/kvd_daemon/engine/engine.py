@@ -127,7 +127,7 @@ class Engine:
         while True:
             await asyncio.sleep(min(max(tick_s, MIN_TICK_S), MAX_TICK_S))
             self.sessions.expire()
-            self.admission.tick(time.monotonic_ns())
+            self.admission.tick()
 
     async def _check_when_idle(self) -> None:
         while True:

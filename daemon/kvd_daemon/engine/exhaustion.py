@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from kvd.errors import ExhaustedError, KvdError, PoolExhaustedError, QuotaExceededError
+from kvd.errors import KvdError, PoolExhaustedError, QuotaExceededError
 from kvd_daemon.core import Device
 
 from .events import Pressure
@@ -23,38 +23,38 @@ class Exhaustion:
         self._sessions = sessions
         self._pressed_ns: dict[tuple[str, str], int] = {}
 
-    def explained(self, error: Short, tenant: str, now_ns: int) -> KvdError:
+    def explained(self, error: Short, tenant: str, now_ns: int, waiting_blocks: int = 0) -> KvdError:
         """The same with what would help, and a time to retry unless no waiting helps.
 
-        Who holds the blocks in question is asked for some.
+        Who holds the blocks in question is asked for what is lacking, to this call and to those that wait for
+        `waiting_blocks` of them.
         """
         explain = _quota_exceeded if isinstance(error, QuotaExceededError) else _pool_exhausted
-        told = explain(dict(error.metadata))
-        if told.retry_after_ns is not None:
-            self.press_for(told, tenant, now_ns)
-        return told
-
-    def press_for(self, error: ExhaustedError, tenant: str, now_ns: int) -> None:
-        """Ask the holders of the blocks that `error` of a call of `tenant` is about for what is lacking."""
-        facts, wanted = error.metadata, int(error.metadata["wanted_blocks"])
+        told, facts = explain(dict(error.metadata)), error.metadata
+        if told.retry_after_ns is None:
+            return told
+        wanted = max(int(facts["wanted_blocks"]), waiting_blocks)
         if isinstance(error, QuotaExceededError):
             lacking = wanted + int(facts["held_blocks"]) - int(facts["max_blocks"])
             for pool in facts["pool"].split(","):
-                self.press(pool, lacking, tenant, now_ns, of=tenant)
+                self._press(Pressure(pool, max(1, lacking)), tenant, now_ns, of=tenant)
         else:
-            self.press(facts["pool"], wanted - int(facts["free_blocks"]), tenant, now_ns)
+            lacking = wanted - int(facts["free_blocks"])
+            self._press(Pressure(facts["pool"], max(1, lacking)), tenant, now_ns)
+        return told
 
-    def press(self, pool: str, wanted_blocks: int, tenant: str, now_ns: int, of: str = "") -> None:
-        """Tell who holds blocks of `pool` that `tenant` lacks so many; only sessions `of` a tenant, if named.
+    def _press(self, pressure: Pressure, tenant: str, now_ns: int, of: str = "") -> None:
+        """Tell it to who holds blocks of the pool that `tenant` lacks, of one tenant only if `of` names it.
 
         The largest holder hears it first. Once in a while is enough.
         """
+        pool = pressure.pool
         last_ns = self._pressed_ns.get((pool, of), now_ns - PRESSURE_INTERVAL_NS)
-        if now_ns - last_ns < PRESSURE_INTERVAL_NS or pool not in self._device.pools:
+        if now_ns - last_ns < PRESSURE_INTERVAL_NS:
             return
         self._pressed_ns[pool, of] = now_ns
         for opened in self._holders(pool, tenant, of):
-            opened.outbox.put(Pressure(pool, max(1, wanted_blocks)))
+            opened.outbox.put(pressure)
 
     def _holders(self, pool: str, tenant: str, of: str) -> list[OpenSession]:
         """Sessions that could give blocks of `pool` to `tenant`, those that hold most first.
