@@ -9,23 +9,24 @@ from kvd.v1 import attach_pb2 as pb
 from kvd_client._errors import from_reason
 
 MAX_PACKET_BYTES = 65_536  # far above any response; a packet that does not fit would be cut off
-MAX_DESCRIPTORS = 2  # the pool's bytes and its sidecar
+MAX_DESCRIPTORS = 3  # the pool's bytes, its sidecar, the device's fences
 
 
 @dataclass(frozen=True)
 class Descriptors:
-    """A pool's memory. Whoever holds this closes both descriptors."""
+    """A pool's memory, and the fences of its leases. Whoever holds this closes the descriptors."""
 
     pool_fd: int
     sidecar_fd: int
+    fence_fd: int
     pool_bytes: int
     sidecar_bytes: int
+    fence_bytes: int
     pool_id: str
     device_kind: str
 
     def close(self) -> None:
-        os.close(self.pool_fd)
-        os.close(self.sidecar_fd)
+        _close_all([self.pool_fd, self.sidecar_fd, self.fence_fd])
 
 
 def ask_ticket(path: str, timeout_s: float) -> bytes:
@@ -43,8 +44,16 @@ def ask_memory(path: str, session_token: bytes, pool: str, timeout_s: float) -> 
         _close_all(fds)
         raise InternalError(f"{len(fds)} descriptors came for pool {pool}, {MAX_DESCRIPTORS} were expected")
     memory = answer.map
+    pool_fd, sidecar_fd, fence_fd = fds
     return Descriptors(
-        fds[0], fds[1], memory.pool_bytes, memory.sidecar_bytes, memory.pool_id, memory.device_kind
+        pool_fd=pool_fd,
+        sidecar_fd=sidecar_fd,
+        fence_fd=fence_fd,
+        pool_bytes=memory.pool_bytes,
+        sidecar_bytes=memory.sidecar_bytes,
+        fence_bytes=memory.fence_bytes,
+        pool_id=memory.pool_id,
+        device_kind=memory.device_kind,
     )
 
 

@@ -24,8 +24,9 @@ DEFAULT_TIMEOUT_S = 10.0  # a call takes a millisecond; a long compression or a 
 class Client:
     """Made by `connect`. Thread-safe. Use it as a context manager, or call `close()`.
 
-    A thread keeps the session alive and reconnects. If the daemon restarts or forgets the session, leases
-    raise LeaseLostError (or LeaseExpiredError), pools ClosedError, and `pool()` works in a new session.
+    A thread keeps the session alive and reconnects: a daemon that restarts finds session, leases and bytes
+    again, and calls wait for it. Only if it does not know the session any more, leases raise LeaseLostError
+    (or LeaseExpiredError), pools ClosedError, and `pool()` works in a new session.
     """
 
     def __init__(self, session: Session) -> None:
@@ -92,7 +93,7 @@ class Client:
         path = session.endpoint.attach_path
         descriptors = ask_memory(path, identity.token, answer.pool.name, session.timeout_s)
         try:
-            if (identity.epoch, descriptors.pool_id) != (answer.epoch, answer.pool.pool_id):
+            if descriptors.pool_id != answer.pool.pool_id:
                 raise PoolNotFoundError(
                     f"pool {answer.pool.name!r} was replaced meanwhile; call pool() again"
                 )

@@ -2,20 +2,34 @@
 
 import weakref
 from threading import RLock
+from typing import Protocol
 
 from kvd.errors import ClosedError, ConflictError, KvdError, LeaseRevokedError
 from kvd.policy import Policy
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import LeaseCall
+from kvd_client._fence import Fences
 from kvd_client._session import Session
 from kvd_client._state import SlotState
+
+
+class LeasePool(Protocol):
+    """What a lease needs of the pool it was made in."""
+
+    session: Session
+    session_id: str
+
+    @property
+    def fences(self) -> Fences: ...
 
 
 class LeaseHandle:
     """`state` is replaced as a whole, by whoever holds `lock`."""
 
-    def __init__(self, session: Session, session_id: str, policy: Policy, answer: pb.LeaseState) -> None:
+    def __init__(self, pool: "LeasePool", policy: Policy, answer: pb.LeaseState) -> None:
+        session, session_id = pool.session, pool.session_id
         self.lease_id = answer.lease_id
+        self.fences, self.fence_slot = pool.fences, answer.fence_slot
         self.policy = policy
         self.lock = RLock()
         self.unanswered: LeaseCall | None = None

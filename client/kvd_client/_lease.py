@@ -1,6 +1,7 @@
 """One sequence's right to blocks."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,12 @@ from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import LeaseCall, held
 from kvd_client._checked import prefix_hashes as checked_hashes
 from kvd_client._checked import seconds, token_count
+from kvd_client._fence import look, looked_after
 from kvd_client._handle import LeaseHandle
 from kvd_client._queries import pack_queries
 from kvd_client._report import CompressionReport, Rope
 from kvd_client._session import new_request_id
-from kvd_client._state import BlockIds, Slots, positions, visible_slots
+from kvd_client._state import BlockIds, Slots, SlotState, positions, visible_slots
 
 COMPRESS_S = 60.0  # a kernel worker on one CPU core needs some ten seconds for 128k tokens of 32 layers
 
@@ -121,26 +123,47 @@ class Lease:
 
     def kept_positions(self) -> npt.NDArray[np.int32]:
         """The true position of the token in each slot, [layers, kv_heads, length]."""
-        self.handle.check()
-        return positions(self.handle.state, self.policy, self.pool.spec, self.pool.positions)
+        with self._looked_after() as state:
+            return positions(state, self.policy, self.pool.spec, self.pool.positions)
 
     def gather(self, layer: int, framework: str = "torch") -> Any:
-        """Copies of K and V of the visible slots, each [visible, kv_heads, head_dim]."""
-        self.handle.check()
-        slots = self.slot_mapping(0, self.length)[self.visible_slots()]
-        return self.pool.gather(layer, slots, framework)
+        """Copies of K and V of the visible slots, each [visible, kv_heads, head_dim].
+
+        An error, not bytes, if the lease ends or its slots move meanwhile: see `check`.
+        """
+        with self._looked_after() as state:
+            slots = state.pool_slots(visible_slots(state, self.policy), self.pool.spec.block_size)
+            return self.pool.gather(layer, slots, framework)
+
+    def write(self, layer: int, slots: Slots, k: Any, v: Any) -> None:
+        """`Pool.write` into slots that `extend` answered; an error if they were not this lease's all the
+        time: see `check`."""
+        with self._looked_after():
+            self.pool.write(layer, slots, k, v)
+
+    def check(self) -> None:
+        """Raises what became of the lease if its table must not be used any more: call it after a step that
+        read or wrote the pool's views, before its outcome is used.
+
+        Costs less than a microsecond: the daemon is asked only about a lease that has ended or moved. Raises
+        LeaseGoneError, LeaseBusyError, StaleGenerationError (take table and slots anew), ClosedError.
+        """
+        look(self.handle, self.handle.state, self._session)
+
+    def _looked_after(self) -> AbstractContextManager[SlotState]:
+        return looked_after(self.handle, self._session)
 
     # Growing and shrinking.
 
-    def extend(self, tokens: int) -> Slots:
+    def extend(self, tokens: int, wait: float = 0.0) -> Slots:
         """Make room for `tokens` more; their pool slots, int64 [tokens]. Write all of them, then `commit`.
 
         Asks the daemon only where blocks are missing, and then for `lease_ahead` blocks more. A streaming
         lease moves its oldest blocks to the end instead of growing: `length` may fall. Where more tokens come
         than its blocks hold, those in the middle are passed over: their slots lie in the null block.
-        Raises PoolExhaustedError, LimitExceededError.
+        `wait` as in `Pool.lease`. Raises PoolExhaustedError, QuotaExceededError, LimitExceededError.
         """
-        return self.pool.extend_many([self], [tokens])[0]
+        return self.pool.extend_many([self], [tokens], wait)[0]
 
     def commit(self, tokens: int) -> None:
         """`tokens` more are written. The daemon hears it with the next call or renewal."""

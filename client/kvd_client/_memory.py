@@ -15,6 +15,7 @@ from kvd.errors import InternalError, InvalidArgumentError
 from kvd.spec import KVSpec, Plane
 from kvd_client._attach import Descriptors
 from kvd_client._checked import slot_array
+from kvd_client._fence import Fences
 from kvd_client._fork import keep_in_children
 from kvd_client._tensors import framework_name, tensor_of
 
@@ -42,6 +43,7 @@ class PoolMemory:
         if descriptors.device_kind != "host":
             raise InvalidArgumentError(f"memory of a {descriptors.device_kind!r} device cannot be mapped yet")
         self.spec = spec
+        self.fences = Fences(descriptors)
         self.blocks_total = blocks_total
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(_map(descriptors.pool_fd, sizes[0]), np.uint8)
         sidecar = _map(descriptors.sidecar_fd, sizes[1])

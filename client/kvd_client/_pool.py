@@ -19,6 +19,7 @@ from kvd.errors import (
     ExhaustedError,
     InvalidArgumentError,
     KvdError,
+    LeaseLostError,
     NotFoundError,
 )
 from kvd.policy import Dense, Policy
@@ -32,6 +33,7 @@ from kvd_client._lease import Lease
 from kvd_client._memory import PoolMemory
 from kvd_client._session import Session, new_request_id
 from kvd_client._state import Slots
+from kvd_client._waiting import wait_seconds, waiting
 
 MAX_LEASE_AHEAD = 1024  # blocks; more is `tokens`
 DEFAULT_LEASE_AHEAD = 1  # blocks; a decode step then asks the daemon every 2 * block_size tokens
@@ -75,7 +77,9 @@ class Pool:
         self.spec: KVSpec = memory.spec
         self.session = session
         self.session_id = session_id
-        self._memory = memory
+        self._memory: PoolMemory | None = memory
+        self._blocks_total = memory.blocks_total
+        self.fences = memory.fences
         self._keeper = keeper  # a client nobody else holds must live as long as its pools
         self._gone: KvdError | None = None
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
@@ -87,7 +91,7 @@ class Pool:
     @property
     def blocks(self) -> int:
         """Blocks that can be leased; views have one more, the null block 0."""
-        return self._memory.blocks_total - 1
+        return self._blocks_total - 1
 
     def check(self) -> None:
         """Raises ClosedError after close() or a lost session, ForkedClientError in a forked child."""
@@ -96,8 +100,22 @@ class Pool:
             raise type(self._gone)(str(self._gone))
 
     def lose(self, cause: KvdError) -> None:
-        """The session is gone."""
+        """The session or the pool's memory is gone. Mapped is what views still use."""
         self._gone = cause
+        self._memory = None
+
+    def lose_memory(self, cause: str) -> None:
+        """The pool is gone from the device, and with it what its leases held."""
+        for lease in list(self._leases):
+            lease.handle.fail(LeaseLostError(f"lease {lease.lease_id} is lost: {cause}; prefill again"))
+        self.lose(ClosedError(f"{cause}; call client.pool() again"))
+
+    @property
+    def _mapped(self) -> PoolMemory:
+        memory = self._memory
+        self.check()
+        assert memory is not None, "a pool says why before it lets go of its memory"
+        return memory
 
     # Memory.
 
@@ -105,8 +123,7 @@ class Pool:
     def positions(self) -> npt.NDArray[np.int32]:
         """The positions plane, int32 [blocks, layers, kv_heads, block_size], read-only: valid for the slots
         of a lease below its `compressed_length`. `Lease.kept_positions` completes it."""
-        self.check()
-        return self._memory.positions
+        return self._mapped.positions
 
     def layer(self, index: int, framework: str = "torch") -> Any:
         """K and V of one layer, each [blocks, block_size, kv_heads, head_dim], strided, without a copy.
@@ -115,8 +132,7 @@ class Pool:
         uint8, the bit patterns. Every process that maps the pool sees the same bytes; write only into the
         slots of your own leases.
         """
-        self.check()
-        return self._memory.layer(index, framework)
+        return self._mapped.layer(index, framework)
 
     def write(self, layer: int, slots: Slots, k: Any, v: Any) -> None:
         """Store K [n, kv_heads, head_dim_k] and V [n, kv_heads, head_dim_v] in pool slots [n].
@@ -124,13 +140,11 @@ class Pool:
         Torch tensors of any float type, or numpy arrays of the type that `layer` has. Raises
         InvalidArgumentError on anything else; nothing is written then.
         """
-        self.check()
-        self._memory.write(layer, slots, k, v)
+        self._mapped.write(layer, slots, k, v)
 
     def gather(self, layer: int, slots: Slots, framework: str = "torch") -> Any:
         """Copies of K and V in pool slots [n], each [n, kv_heads, head_dim]."""
-        self.check()
-        return self._memory.gather(layer, slots, framework)
+        return self._mapped.gather(layer, slots, framework)
 
     # Leases.
 
@@ -140,17 +154,21 @@ class Pool:
         policy: Policy | None = None,
         prefix: Sequence[bytes] = (),
         lease_ahead: int = DEFAULT_LEASE_AHEAD,
+        wait: float = 0.0,
     ) -> Lease:
         """Lease blocks for one sequence; see LeaseWish. Asks the daemon.
 
-        Raises PoolExhaustedError, LimitExceededError, PrefixNotFoundError, UnavailableError,
-        DeadlineExceededError.
+        wait  seconds to stand in the daemon's line for when blocks are short, on top of the client's timeout
+
+        Raises PoolExhaustedError, QuotaExceededError, LimitExceededError, PrefixNotFoundError,
+        UnavailableError, DeadlineExceededError.
         """
         kept = Dense() if policy is None else policy
-        return self.lease_many([LeaseWish(tokens, kept, prefix, lease_ahead)])[0]
+        return self.lease_many([LeaseWish(tokens, kept, prefix, lease_ahead)], wait)[0]
 
-    def lease_many(self, wishes: Sequence[LeaseWish]) -> list[Lease]:
-        """Lease for several sequences, all or none, in one call. Raises as `lease`."""
+    def lease_many(self, wishes: Sequence[LeaseWish], wait: float = 0.0) -> list[Lease]:
+        """Lease for several sequences, all or none, in one call. `wait` and errors as of `lease`."""
+        wait_s = wait_seconds(wait)
         wishes = listed("wishes", wishes, WISHES)
         for wish in wishes:
             if not isinstance(wish, LeaseWish):
@@ -166,11 +184,12 @@ class Pool:
             )
             for wish in wishes
         ]
-        answers = self._grant(pb.LeaseRequest(request_id=new_request_id(), pool=self.name, items=items))
+        answers = self._grant(self._request(items), wait_s)
         return [self._adopt(wish, answer) for wish, answer in zip(wishes, answers, strict=True)]
 
-    def extend_many(self, leases: Sequence[Lease], tokens: Sequence[int]) -> list[Slots]:
+    def extend_many(self, leases: Sequence[Lease], tokens: Sequence[int], wait: float = 0.0) -> list[Slots]:
         """`Lease.extend` for several leases, all or none, in at most one call: one number for each."""
+        wait_s = wait_seconds(wait)
         leases = self._own(leases)
         tokens = [token_count(count) for count in listed("tokens", tokens, "a number for each lease")]
         if len(tokens) != len(leases):
@@ -182,7 +201,7 @@ class Pool:
                 Growth(lease.handle, count, lease.lease_ahead)
                 for lease, count in zip(leases, tokens, strict=True)
             ]
-            grow(self.session, growths, block_size)
+            grow(self.session, growths, block_size, wait_s)
             return [
                 handle.state.slots_of_next(count, block_size)
                 for handle, count in zip(handles, tokens, strict=True)
@@ -210,23 +229,30 @@ class Pool:
         return checked
 
     def _adopt(self, wish: LeaseWish, answer: pb.LeaseState) -> Lease:
-        handle = LeaseHandle(self.session, self.session_id, wish.policy, answer)
+        handle = LeaseHandle(self, wish.policy, answer)
         self.session.adopt_lease(handle.lease_id, handle, self.session_id)
         lease = Lease(self, handle, wish.lease_ahead)
         self._leases.add(lease)
         return lease
 
-    def _grant(self, request: pb.LeaseRequest) -> list[pb.LeaseState]:
+    def _request(self, items: Sequence[pb.LeaseItem], scratch: bool = False) -> pb.LeaseRequest:
+        return pb.LeaseRequest(
+            request_id=new_request_id(), pool=self.name, pool_id=self.pool_id, items=items, scratch=scratch
+        )
+
+    def _grant(self, request: pb.LeaseRequest, wait_s: float = 0.0) -> list[pb.LeaseState]:
         """Make a call that leases. One that broke off may have leased: the next one gives that back."""
         while self._unanswered:
             self._give_back(self._unanswered.pop())
-        return self._lease_once(request)
+        return self._lease_once(request, wait_s)
 
-    def _lease_once(self, request: pb.LeaseRequest) -> list[pb.LeaseState]:
+    def _lease_once(self, request: pb.LeaseRequest, wait_s: float = 0.0) -> list[pb.LeaseState]:
+        session = self.session
         try:
-            answer: pb.LeaseResponse = self.session.call(
-                self.session.lease_service.Lease, request, self.check
-            )
+            with waiting(request, wait_s):
+                answer: pb.LeaseResponse = session.call(
+                    session.lease_service.Lease, request, self.check, session.timeout_s + wait_s
+                )
         except (DeadlineExceededError, DeviceUnavailableError):
             self._unanswered.append(request)
             raise
@@ -243,11 +269,10 @@ class Pool:
         """The id of a lease whose blocks hold `payload`, for the time of one call. For `Lease.compress`."""
         blocks = -(-payload.size // self.spec.block_bytes)
         item = pb.LeaseItem(tokens=blocks * self.spec.block_size)
-        request = pb.LeaseRequest(request_id=new_request_id(), pool=self.name, items=[item], scratch=True)
-        (answer,) = self._grant(request)
+        (answer,) = self._grant(self._request([item], scratch=True))
         with ExitStack() as stack:
             stack.callback(self.session.orphan, answer.lease_id, self.session_id)
-            self._memory.write_blocks(runs_from_proto(answer.appended), payload)
+            self._mapped.write_blocks(runs_from_proto(answer.appended), payload)
             yield answer.lease_id
         self.session.release_orphans()
 
@@ -256,7 +281,7 @@ class Pool:
         if self.session.is_foreign or self._gone is not None:
             return
         self.release_many(list(self._leases))
-        self._gone = ClosedError(f"this handle of pool {self.name!r} is closed; call client.pool() again")
+        self.lose(ClosedError(f"this handle of pool {self.name!r} is closed; call client.pool() again"))
 
     def __enter__(self) -> "Pool":
         return self

@@ -18,6 +18,7 @@ from kvd.errors import (
     LeaseExpiredError,
     LeaseLostError,
     LeaseNotFoundError,
+    PoolNotFoundError,
     SessionExpiredError,
     SessionNotFoundError,
     UnavailableError,
@@ -32,6 +33,7 @@ from kvd_client._stream import FIRST_PAUSE_S, MAX_PAUSE_S, Identity, SessionStre
 
 MAX_MESSAGE_BYTES = 64 << 20  # a lease of 1 M scattered blocks is about 10 MB
 MAX_RELEASED_AT_ONCE = 1024  # leases; the daemon's limit for one call
+RESTARTED_S = 2.0  # for a question about each pool after a restart; its events wait for that
 MIN_TIMEOUT_S = 0.001  # a deadline that has passed still goes to gRPC, which then says so
 
 CHANNEL_OPTIONS = [
@@ -55,6 +57,15 @@ class Dependent(Protocol):
     """A lease or pool: made in one session, useless after it."""
 
     def lose(self, cause: KvdError) -> None: ...
+
+
+class PoolDependent(Dependent, Protocol):
+    """A pool: of no use either when the device has lost its memory."""
+
+    name: str
+    pool_id: str
+
+    def lose_memory(self, cause: str) -> None: ...
 
 
 class LeaseDependent(Dependent, Protocol):
@@ -87,7 +98,7 @@ class Session:
         self.pool_service = rpc.PoolServiceStub(self._channel)
         self._stream = SessionStream(endpoint, name, self._channel, self)
         self._held = threading.Lock()
-        self._pools: weakref.WeakSet[Dependent] = weakref.WeakSet()
+        self._pools: weakref.WeakSet[PoolDependent] = weakref.WeakSet()
         self._leases: weakref.WeakValueDictionary[int, LeaseDependent] = weakref.WeakValueDictionary()
         self._closed = False
         self._orphans: deque[tuple[int, str]] = deque()
@@ -192,7 +203,7 @@ class Session:
 
     # What it holds.
 
-    def adopt_pool(self, pool: Dependent, session_id: str) -> None:
+    def adopt_pool(self, pool: PoolDependent, session_id: str) -> None:
         """From now on `pool` is told when this session is lost; at once if it is another one by now."""
         with self._held:
             self._pools.add(pool)
@@ -272,6 +283,25 @@ class Session:
                 self.events.put(Pressure(response.pressure.pool, response.pressure.wanted_blocks))
             case "draining":
                 self.events.put(Draining())
+
+    def restarted(self) -> None:
+        """Another daemon knows the session. What it has no memory of is of no use any more."""
+        with self._held:
+            pools = list(self._pools)
+        for pool in pools:
+            try:
+                found = self._attempt(
+                    self.pool_service.GetPool,
+                    pb.GetPoolRequest(name=pool.name),
+                    self._deadline(RESTARTED_S),
+                )
+            except PoolNotFoundError:
+                pool.lose_memory(f"the memory of pool {pool.name!r} ended with the daemon")
+            except KvdError:
+                return  # it left again, or says so when the pool is used
+            else:
+                if found.pool.pool_id != pool.pool_id:
+                    pool.lose_memory(f"pool {pool.name!r} is another one by now")
 
     def lost(self, identity: Identity, failure: KvdError) -> None:
         """The session is gone, and with it all it held."""

@@ -60,6 +60,7 @@ class StreamOwner(Protocol):
 
     def renewal(self) -> pb.RenewSession: ...
     def receive(self, response: pb.ConnectResponse) -> None: ...
+    def restarted(self) -> None: ...
     def lost(self, identity: Identity, failure: KvdError) -> None: ...
 
 
@@ -203,7 +204,7 @@ class SessionStream:
     def _opened(self, epoch: str, opened: pb.SessionOpened) -> None:
         before = self._identity
         if before is not None and not opened.resumed:
-            self._lose(before, SessionNotFoundError("the daemon restarted, and its pools ended with it"))
+            self._lose(before, SessionNotFoundError("the daemon restarted and does not know this session"))
         ttl_s = opened.ttl.ToNanoseconds() / 1e9
         identity = Identity(opened.session_id, epoch, opened.tenant, ttl_s, opened.session_token)
         with self._changed:
@@ -212,6 +213,8 @@ class SessionStream:
         self._outbox.put(
             pb.ConnectRequest(renew=self._owner.renewal())
         )  # the next ones follow at its TTL's pace
+        if before is not None and before.session_id == identity.session_id and before.epoch != epoch:
+            self._owner.restarted()
 
     def _lose(self, identity: Identity, failure: KvdError) -> bool:
         """Tell the owner, once. False if it was told before."""

@@ -75,9 +75,11 @@ class LeasedSequence:
         return seen
 
     def finish(self) -> int:
-        """The forward pass has ended: how many tokens are to be committed."""
+        """The forward pass has ended: how many tokens are to be committed. Raises what Lease.check does:
+        then what it read may not have been the lease's."""
         forward, self.forward = self.forward, None
         assert forward is not None, "a forward pass was under way"
+        self.lease.check()
         return forward.new_tokens
 
     def streaming_mask(self, visible: Visible, new_tokens: int) -> torch.Tensor:
