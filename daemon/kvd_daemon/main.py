@@ -14,13 +14,13 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvd.errors import InvalidArgumentError, KvdError
+from kvd.errors import ExhaustedError, InvalidArgumentError, KvdError, UnavailableError
 from kvd_daemon.access.serving_limits import FIXED_AT_START
 from kvd_daemon.attach import AttachServer
 from kvd_daemon.channel import Channel
 from kvd_daemon.device.host import HostMemory
 from kvd_daemon.engine.engine import DeviceSettings, Engine
-from kvd_daemon.engine.inheritance import nothing_inherited
+from kvd_daemon.engine.inheritance import inherit, open_state
 from kvd_daemon.engine.stopping import Ending
 from kvd_daemon.fd_store import NO_STORE, DescriptorStore, FdStore
 from kvd_daemon.journal import RecordingDevice
@@ -34,6 +34,8 @@ from kvd_daemon.settings import Settings
 from kvd_daemon.supervised import Supervised, obey_signals
 
 GC_THRESHOLDS = (20_000, 20, 50)  # container objects, then collections: about one in a hundred calls
+TRY_AGAIN = 1  # exit status
+JOB_PATIENCE_S = 1.0  # seconds that a job in work gets before a daemon that keeps its leases ends
 LOG = logging.getLogger("kvd.main")
 
 
@@ -56,6 +58,9 @@ def main() -> None:
     except InvalidArgumentError as error:  # a port that is taken, a certificate that is none
         print(f"kvd: {error}", file=sys.stderr)
         sys.exit(OPERATOR_MISTAKE)
+    except (UnavailableError, ExhaustedError) as error:  # no room for a journal; there may be some later
+        LOG.error("%s", error)
+        sys.exit(TRY_AGAIN)
     finally:
         folder.close()
     sys.exit(RESTART_WANTED if ending is Ending.RESTART else 0)
@@ -73,8 +78,9 @@ async def serve(
     told = DeviceSettings(
         device, settings.host_memory_bytes, settings.session_ttl_ns, settings.guarding(device)
     )
-    inheritance = nothing_inherited(RecordingDevice(settings.host_memory_bytes), store)
-    engine = Engine(told, HostMemory(), command, inheritance)
+    memory = HostMemory()
+    inheritance = inherit(open_state(folder.journal, settings.host_memory_bytes, store), memory, store)
+    engine = Engine(told, memory, command, inheritance)
     supervised = Supervised(channel, engine) if channel is not None else None
     obey_signals(engine, settings.drain_timeout_ns / 1e9)
     engine.admission.set_quotas(settings.tenants)
@@ -96,8 +102,22 @@ async def serve(
     attach.close()
     engine.end_streams()
     await server.stop()
+    _leave(inheritance.device, ending)
     engine.close()
     return ending
+
+
+def _leave(device: RecordingDevice, ending: Ending) -> None:
+    """The journal, in a form that another version of kvd can go on from; or no journal, with the memory."""
+    if device.journal is None:
+        return
+    if not ending.keeps:
+        return device.journal.remove()
+    try:
+        device.journal.snapshot_now()
+    except UnavailableError as error:  # the same version can go on all the same
+        LOG.error("%s", error)
+    device.journal.close()
 
 
 def _doors(engine: Engine, settings: Settings, folder: DeviceDir) -> tuple[Server, AttachServer]:
@@ -135,6 +155,8 @@ async def _drained(engine: Engine) -> Ending:
     else:
         engine.drain()
         await engine.drained(wanted.patience_s)
+    if wanted.ending.keeps:
+        await engine.kernel.rest(JOB_PATIENCE_S)
     return wanted.ending
 
 

@@ -51,6 +51,7 @@ class DeviceDir:
         self.grpc_socket = self.path / GRPC_SOCKET
         self.grpc_socket_at_first = self.path / "grpc.new"
         self.attach_socket = self.path / ATTACH_SOCKET
+        self.journal = self.path / "journal"
         if len(os.fsencode(self.attach_socket)) > MAX_SOCKET_PATH_BYTES:
             raise InvalidArgumentError(
                 f"{self.attach_socket} is too long for a socket ({MAX_SOCKET_PATH_BYTES} bytes); "

@@ -14,11 +14,10 @@ from pathlib import Path
 from kvd_daemon.core import SessionIdentity
 from kvd_daemon.device.host import HostMemory
 from kvd_daemon.engine.engine import DeviceSettings, Engine
-from kvd_daemon.engine.inheritance import nothing_inherited
+from kvd_daemon.engine.inheritance import inherit, open_state
 from kvd_daemon.engine.peers import Peer
 from kvd_daemon.engine.sessions import OpenSession, Outbox
 from kvd_daemon.fd_store import NO_STORE
-from kvd_daemon.journal import RecordingDevice
 from kvd_daemon.kernel.link import WorkerCommand
 
 DYING_WORKER = Path(__file__).with_name("dying_worker.py")
@@ -46,8 +45,9 @@ def numba_cache() -> Path:
 async def running_engine(command: WorkerCommand | None = None) -> AsyncIterator[Engine]:
     """An engine of 64 MiB whose kernel worker is started; nothing of it is left afterwards."""
     settings = DeviceSettings("host0", 64 << 20, TTL_NS)
-    inheritance = nothing_inherited(RecordingDevice(settings.memory_bytes), NO_STORE)
-    engine = Engine(settings, HostMemory(), command or WorkerCommand(1, numba_cache()), inheritance)
+    memory = HostMemory()
+    inheritance = inherit(open_state(Path("unused"), settings.memory_bytes, NO_STORE), memory, NO_STORE)
+    engine = Engine(settings, memory, command or WorkerCommand(1, numba_cache()), inheritance)
     background = asyncio.create_task(engine.run())
     try:
         yield engine

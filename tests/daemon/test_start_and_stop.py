@@ -64,9 +64,9 @@ def test_a_killed_supervisor_takes_its_children_along_and_the_next_kvd_cleans_up
         assert worker.status().device == "host0"
 
 
-def test_a_dead_device_daemon_is_replaced_and_its_pools_are_gone(kvd: RunningKvd) -> None:
+def test_a_dead_device_daemon_is_replaced_and_its_pools_go_on(kvd: RunningKvd) -> None:
     worker = RawWorker(kvd.run_dir)
-    worker.create_pool()
+    pool = worker.create_pool()
     old_pid, old_epoch = kvd.daemon_pid(), worker.status().epoch
     os.kill(old_pid, signal.SIGKILL)
     eventually(lambda: not is_alive(old_pid), "the daemon's end")
@@ -74,7 +74,7 @@ def test_a_dead_device_daemon_is_replaced_and_its_pools_are_gone(kvd: RunningKvd
     eventually(lambda: kvd.log.read_text().count(" serving ") == 2, "another daemon")
     with RawWorker(kvd.run_dir) as another:
         assert another.status().epoch != old_epoch
-        assert list(another.status().pools) == []
+        assert [status.pool.pool_id for status in another.status().pools] == [pool.pool_id]
 
 
 def test_more_memory_than_the_machine_has_is_refused_with_a_hint(tmp_path: Path) -> None:
@@ -122,7 +122,10 @@ def test_a_run_dir_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
 
 def test_the_sockets_are_for_their_owner_only(kvd: RunningKvd) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in kvd.run_dir.rglob("*")}
-    assert modes == {"host0": 0o700, "grpc.sock": 0o600, "attach.sock": 0o600, "lock": 0o600}
+    journal = {name: mode for name, mode in modes.items() if name.endswith((".segment", ".snapshot"))}
+    assert set(journal.values()) == {0o600}
+    sockets = {"grpc.sock": 0o600, "attach.sock": 0o600, "lock": 0o600}
+    assert modes == {"host0": 0o700, "journal": 0o700} | sockets | journal
 
 
 def test_the_supervisor_and_the_daemon_import_neither_torch_nor_numba(kvd: RunningKvd) -> None:

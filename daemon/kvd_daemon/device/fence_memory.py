@@ -11,7 +11,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from .host import holds, sealed_memfd
+from .host import sealed_memfd
 
 WORD_BYTES = 8
 READ_BY_OWNER = 0o400
@@ -22,6 +22,7 @@ class FenceMemory:
     """Owns `fd` and `readers_fd` until `close`."""
 
     def __init__(self, fd: int, word_count: int) -> None:
+        """Of a daemon before this one."""
         self.fd = fd
         self.byte_count = word_count * WORD_BYTES
         self.words: npt.NDArray[np.uint64] = np.frombuffer(mmap.mmap(fd, self.byte_count), np.uint64)
@@ -32,12 +33,6 @@ class FenceMemory:
         """All words are 0. Raises DeviceFullError."""
         fd = sealed_memfd(NAME, word_count * WORD_BYTES)
         os.fchmod(fd, READ_BY_OWNER)
-        return cls(fd, word_count)
-
-    @classmethod
-    def adopt(cls, fd: int, word_count: int) -> "FenceMemory":
-        """The words of a daemon before this one."""
-        assert holds(fd, word_count * WORD_BYTES), "the fences of another kvd"
         return cls(fd, word_count)
 
     def lower_all(self) -> None:
