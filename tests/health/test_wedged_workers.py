@@ -161,6 +161,33 @@ def test_a_scrub_that_hangs_is_done_by_the_next_worker(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_daemon_that_makes_room_for_the_next_ends_the_job_in_work_and_begins_none(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with served(tmp_path, wedging(tmp_path, "slow", "Compress")) as room:
+            engine = room.engine
+            engine.pools.create("pool", SPEC, BLOCKS)
+            opened = open_session(engine, "tenant")
+            in_work, waiting = leased(engine, opened, 12 * 16), leased(engine, opened, 12 * 16)
+            await room.becomes(HealthState.SERVING)
+            jobs = [
+                asyncio.create_task(engine.compressions.compress(opened, lease, POLICY, Given(), as_it_is))
+                for lease in (in_work, waiting)
+            ]
+            async with asyncio.timeout(PATIENCE_S):
+                while not (tmp_path / "wedged").exists():  # the first compression has begun
+                    await asyncio.sleep(0.01)
+            await engine.kernel.rest(PATIENCE_S)
+            assert (await jobs[0]).compressed is not None
+            with pytest.raises(KernelWorkerUnavailableError):
+                await jobs[1]
+            with pytest.raises(KernelWorkerUnavailableError):
+                await engine.compressions.compress(opened, waiting, POLICY, Given(), as_it_is)
+            assert engine.device.leases[waiting.lease_id].state == "active"
+            opened.peer.close()
+
+    asyncio.run(story())
+
+
 def test_a_long_job_whose_steps_end_is_no_wedge(tmp_path: Path) -> None:
     async def story() -> None:
         async with served(tmp_path, wedging(tmp_path, "slow", "Compress")) as room:

@@ -29,6 +29,8 @@ FIRST_BACKOFF_S = 0.05  # before the second start; doubled each time
 MAX_BACKOFF_S = 5.0  # between starts of a worker that keeps dying
 PATIENT_FAILURES = 3  # workers in a row that may die without an answer before jobs are refused at once
 RETRY_AFTER_NS = 500_000_000  # ns; a worker starts within a second or three, unless it has to compile
+KEEPS_DYING = "the kernel worker keeps dying, the daemon's log says why"
+RESTS = "the daemon makes room for the next one"
 LOG = logging.getLogger("kvd.kernel")
 
 
@@ -74,6 +76,7 @@ class KernelClient:
         self._undead: list[WorkerProcess] = []  # killed, but a system call holds them
         self._failures = 0
         self._serving = False
+        self._resting = False
         self._heard_s: float | None = None
         self.restarts = 0
         """Workers that died or were killed."""
@@ -113,10 +116,19 @@ class KernelClient:
         was not begun, KernelDiedError if the worker died with it.
         """
         if self._failures >= PATIENT_FAILURES:
-            raise _unavailable("the kernel worker keeps dying, the daemon's log says why")
+            raise _unavailable(KEEPS_DYING)
+        if self._resting:
+            raise _unavailable(RESTS)
         if len(self._waiting) >= MAX_QUEUED_JOBS:
             raise _unavailable(f"{MAX_QUEUED_JOBS} jobs wait for the kernel worker")
         return await self._enqueue(request, priority)
+
+    async def rest(self, patience_s: float) -> None:
+        """Begin no job any more; returns when the one in work has ended, or after that time."""
+        self._resting = True
+        self._refuse_waiting(RESTS)
+        if self._running is not None:
+            await asyncio.wait([self._running.answer], timeout=patience_s)
 
     async def run(self) -> None:
         """Start workers, one after the other, until cancelled."""
@@ -199,7 +211,7 @@ class KernelClient:
     def _begin_next(self) -> None:
         while self._waiting and self._waiting[0].answer.done():
             heapq.heappop(self._waiting)  # nobody wants it any more; its pool may be gone
-        if not self._serving or self._running is not None or not self._waiting:
+        if not self._serving or self._resting or self._running is not None or not self._waiting:
             return
         job = self._running = heapq.heappop(self._waiting)
         assert self._worker is not None
@@ -253,16 +265,15 @@ class KernelClient:
         self._waiting = [job for job in self._waiting if job.priority > Priority.ALIVE]
         heapq.heapify(self._waiting)
         if self._failures >= PATIENT_FAILURES:
-            self._refuse_waiting()
+            self._refuse_waiting(KEEPS_DYING)
         self._in_trouble(why)
 
-    def _refuse_waiting(self) -> None:
+    def _refuse_waiting(self, why: str) -> None:
         refused, self._waiting = self._waiting, []
         for job in refused:
             if not job.answer.done():
-                job.answer.set_exception(
-                    _unavailable("the kernel worker keeps dying, the daemon's log says why")
-                )
+                job.answer.set_exception(_unavailable(why))
+                job.answer.exception()  # mappings are awaited by nobody
 
 
 def _unavailable(why: str) -> KernelWorkerUnavailableError:
