@@ -12,7 +12,7 @@ from kvd import errors as e
 from kvd.policy import H2O, Dense, SnapKV, Span, Streaming
 from kvd_daemon.core import CompressPlan, Device, Progress
 
-from .snapshot import snapshot
+from .snapshot import state_of
 from .world import World, WorldLease
 
 MEMORY_BYTES = 24_000  # one pool of 40 blocks of 256 bytes, and most of another
@@ -72,11 +72,11 @@ class Driver(RuleBasedStateMachine):
         """The call's answer; if `error` is due, that it came and nothing changed."""
         if error is None:
             return call()
-        before = snapshot(self.device)
+        before = state_of(self.device)
         with pytest.raises(e.KvdError) as caught:
             call()
         assert type(caught.value) is error
-        assert snapshot(self.device) == before
+        assert state_of(self.device) == before
         return None
 
     def a_session(self, chance: Chance) -> str:

@@ -8,7 +8,7 @@ from kvd import errors as e
 from kvd_daemon.core import LeaseWish, Progress
 
 from .driver import TTL, Chance, Driver, Refusal, any_lease, any_session, anything
-from .snapshot import snapshot
+from .snapshot import state_of
 from .world import WorldLease, hashes
 
 
@@ -123,9 +123,9 @@ class ReturnRules(Driver):
 
     @rule(chance=anything)
     def rehearse(self, chance: Chance) -> None:
-        before = snapshot(self.device)
+        before = state_of(self.device)
         self.device.rehearse(self.world.now + chance.randint(0, TTL))
-        assert snapshot(self.device) == before
+        assert state_of(self.device) == before
 
     @precondition(any_lease)
     @rule(chance=anything)

@@ -160,7 +160,7 @@ class Journal:
 
     def _start_over(self) -> None:
         """There is no room to go on. What is there is worth nothing now; perhaps it makes room enough."""
-        self._settle()
+        self.settle()
         if self._segment is not None:
             self._segment.close()
             self._segment = None
@@ -171,7 +171,8 @@ class Journal:
         except OSError as error:
             LOG.error("there is no journal in %s: %s", self.folder, error.strerror)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Wait until the snapshot that is being written is complete, if there is one."""
         if self._writing is not None:
             self._writing.result()
 
@@ -180,7 +181,7 @@ class Journal:
 
         The last thing before a restart: what happens later is a record. Raises UnavailableError.
         """
-        self._settle()
+        self.settle()
         place = self._number + 1, 0 if self._segment is None else self._segment.chain
         try:
             segment = _first_segment(self._files, self._settings, place, self._capture())

@@ -76,8 +76,8 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path, header: Header, size_bytes: int) -> "Segment":
-        """Raises OSError if there is no room; then nothing was taken."""
-        new = path.with_suffix(".new")
+        """Of at least that size. Raises OSError if there is no room; then nothing was taken."""
+        new, size_bytes = path.with_suffix(".new"), size_bytes + -size_bytes % ALIGNMENT
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size_bytes)
