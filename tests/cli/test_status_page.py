@@ -147,3 +147,11 @@ def test_a_pools_blocks_add_up_in_its_record() -> None:
     record = records.pool_status_record("host0", POOL)
     states = ("free", "leased", "sealed", "cached", "quarantined", "null")
     assert sum(record[f"blocks_{state}"] for state in states) == record["blocks_total"]
+
+
+def test_calls_that_wait_for_blocks_are_on_the_page() -> None:
+    pool = pb.PoolStatus()
+    pool.CopyFrom(POOL)
+    assert "waiting" not in shown(status(pool), Screen())
+    pool.waiting_calls, pool.wanted_blocks = 1, 1200
+    assert "waiting    1 call for 1,200 blocks: kvctl tenant list" in shown(status(pool), Screen())
