@@ -130,9 +130,12 @@ POOL = {
     "lease policy": arg(lambda t, value: t.pool.lease(policy=value).release(), "None"),
     "lease prefix": arg(lambda t, value: t.pool.lease(prefix=value).release(), "empty list"),
     "lease lease_ahead": arg(lambda t, value: t.pool.lease(lease_ahead=value).release(), "0"),
+    "lease wait": arg(lambda t, value: t.pool.lease(wait=value).release(), "0", *TIMES),
+    "lease_many wait": arg(lambda t, value: t.pool.lease_many([], value), "0", *TIMES),
     "lease_many": arg(lambda t, value: t.pool.lease_many(value), "empty list"),
     "extend_many leases": arg(lambda t, value: t.pool.extend_many(value, [1])),
     "extend_many tokens": arg(lambda t, value: t.pool.extend_many([t.lease], value), "generator"),
+    "extend_many wait": arg(lambda t, value: t.pool.extend_many([t.lease], [1], value), "0", *TIMES),
     "release_many": arg(lambda t, value: t.pool.release_many(value), "empty list"),
 }
 LEASE = {
@@ -141,6 +144,7 @@ LEASE = {
     "lease.gather layer": arg(lambda t, value: t.lease.gather(value), "0"),
     "lease.gather framework": arg(lambda t, value: t.lease.gather(0, value)),
     "extend": arg(lambda t, value: t.lease.extend(value), "0"),
+    "extend wait": arg(lambda t, value: t.lease.extend(1, value), "0", *TIMES),
     "commit": arg(lambda t, value: t.lease.commit(value), "0"),
     "seal": arg(lambda t, value: t.lease.seal(value), "empty list"),
     "compress policy": arg(lambda t, value: t.lease.compress(value, QUERIES), "None"),
