@@ -76,6 +76,10 @@ class RunningKvd:
         """Exit status 0, and no process, socket or further line on stdout stays behind."""
         pids = self.pids()
         self.process.send_signal(signal_number)
+        self.check_end(pids)
+
+    def check_end(self, pids: list[int]) -> None:
+        """As of `stop`, where a signal was sent already. `pids` ran before that."""
         further_lines, _ = self.process.communicate(timeout=PATIENCE_S)
         assert self.process.returncode == 0, self.log.read_text()
         assert further_lines == ""

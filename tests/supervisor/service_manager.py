@@ -63,10 +63,10 @@ class ServiceManager:
         return RunningKvd(process, run_dir, log)
 
     def until(self, word: str) -> None:
-        """The service says it, once more from now on."""
+        """The service says something that begins like this, once more from now on."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            if self._hear_one(deadline - time.monotonic()) == word:
+            if self._hear_one(deadline - time.monotonic()).startswith(word):
                 return
         raise AssertionError(f"never said {word}; heard {self.heard}")
 

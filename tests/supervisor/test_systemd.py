@@ -37,23 +37,18 @@ def test_the_watchdog_hears_of_it_only_while_every_daemon_is_well(tmp_path: Path
     with ServiceManager(tmp_path, watchdog_s=0.3) as systemd:
         kvd = systemd.start(*MEMORY, "--devices", "2")
         try:
-            kvd.wait_until_ready()
-            systemd.until("WATCHDOG=1")
+            serving, silent = "STATUS=host0 serving, host1 serving", "STATUS=host0 serving, host1 silent"
+            systemd.until(serving)
             systemd.until("WATCHDOG=1")
             stopped = kvd.daemon_pid("host1")
             os.kill(stopped, signal.SIGSTOP)
-            silent = "STATUS=host0 serving, host1 silent for "
-            eventually(
-                lambda: [word for word in systemd.hear_all() if word.startswith(silent)], "the silence"
-            )
-            systemd.hear_all()
+            systemd.until(silent)
             os.kill(stopped, signal.SIGCONT)
-            systemd.until("STATUS=host0 serving, host1 serving")
+            systemd.until(serving)
             systemd.until("WATCHDOG=1")
-            words = systemd.heard
-            silence = max(at for at, word in enumerate(words) if word.startswith(silent))
-            recovery = words.index("STATUS=host0 serving, host1 serving", silence)
-            assert "WATCHDOG=1" not in words[silence:recovery]
+            words = systemd.heard[systemd.heard.index(silent) :]
+            recovered = next(at for at, word in enumerate(words) if word.startswith(serving))
+            assert "WATCHDOG=1" not in words[:recovered]
         finally:
             kvd.kill()
 

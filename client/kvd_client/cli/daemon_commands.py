@@ -76,5 +76,8 @@ def _next_daemon(one: Fleet, device: str, old_epoch: str) -> pb.GetStatusRespons
 
 
 def _line(record: Document) -> str:
-    held = f"{record['sessions']} sessions, {record['leases']} leases kept"
-    return f"{record['device']}: kvd {record['version']}, pid {record['pid']}; {held}; {record['seconds']} s"
+    sessions, leases = record["sessions"], record["leases"]
+    kept = f"{sessions} session{'s' * (sessions != 1)} and {leases} lease{'s' * (leases != 1)} kept"
+    return (
+        f"{record['device']}: kvd {record['version']}, pid {record['pid']}; {kept}; {record['seconds']:.1f} s"
+    )

@@ -109,7 +109,7 @@ class Daemon:
         if not self.ready:
             return "starting"
         if self.silent(now_s):
-            return f"silent for {now_s - self.heard_s:.0f} s"
+            return "silent"
         return f"{self.state}: {self.detail}" if self.detail else self.state
 
     def close(self) -> None:

@@ -18,9 +18,9 @@ from kvd.errors import InvalidArgumentError
 from kvd_daemon.channel import Channel
 from kvd_daemon.settings import Settings
 
-from . import signals
 from .child import Child
 from .daemon import Daemon
+from .signals import Signals
 
 FORMAT = 1  # of the file; a version that does not know it refuses, and the old one stays
 VARIABLE = "KVD_HANDOFF"
@@ -112,14 +112,14 @@ def _command() -> list[str]:
     return [sys.executable, *sys.orig_argv[1:]]
 
 
-def upgrade(handoff: Handoff) -> None:
+def upgrade(handoff: Handoff, signals: Signals) -> None:
     """Become the new code; returns only if that is not possible, with everything as it was."""
     LOG.info("asking the new code whether it can take over")
     if problem := _refusal(handoff):
         LOG.error("the new code cannot take over, nothing is changed: %s", problem)
         return
     try:
-        _execute(handoff)
+        _execute(handoff, signals)
     except OSError as error:
         LOG.error("the new code cannot be executed, nothing is changed: %s", error.strerror)
 
@@ -145,7 +145,7 @@ def _refusal(handoff: Handoff) -> str:
     return "" if tried.returncode == 0 else f"exit status {tried.returncode}: {tried.stderr.strip()[-1000:]}"
 
 
-def _execute(handoff: Handoff) -> NoReturn:
+def _execute(handoff: Handoff, signals: Signals) -> NoReturn:
     """Become the new code. Raises OSError if that fails, with everything as it was."""
     file_fd = handoff.file()
     inherited = (file_fd, *handoff.fds())

@@ -37,7 +37,7 @@ class Operator:
 
     announce: Callable[[], None]
     reread: Callable[[], Settings]
-    upgrade: Callable[[Handoff], None]
+    upgrade: Callable[[Handoff, Signals], None]
 
 
 class Supervisor:
@@ -52,6 +52,7 @@ class Supervisor:
         names = [f"host{index}" for index in range(settings.devices)]
         self._watches = {name: Watch(name, run_dir / name, kept) for name in names}
         self._rollout = Rollout(self._watches)
+        self._signals = Signals()
         self._selector = selectors.DefaultSelector()
         self._announced = False
         self._stopping = False
@@ -67,21 +68,20 @@ class Supervisor:
 
     def run(self) -> int:
         """The exit status."""
-        signals = Signals()
-        self._selector.register(signals, selectors.EVENT_READ)
+        self._selector.register(self._signals, selectors.EVENT_READ)
         self._kept.drop_all_but(self._watches)
         self._start_missing()
         status = 0
         try:
             self._do_what_is_due()
             while status == 0 and not self._stopping:
-                status = self._step(signals)
+                status = self._step()
             return status
         finally:
             patience_s = 0.0 if status else self._settings.drain_timeout_ns / 1e9
-            stop_all(self._watches.values(), signals, self._systemd, patience_s)
+            stop_all(self._watches.values(), self._signals, self._systemd, patience_s)
             self._selector.close()
-            signals.close()
+            self._signals.close()
 
     def _start_missing(self) -> None:
         for watch in self._watches.values():
@@ -98,11 +98,11 @@ class Supervisor:
         self._selector.register(daemon.child.pidfd, selectors.EVENT_READ, daemon)
         self._selector.register(daemon.channel, selectors.EVENT_READ, daemon)
 
-    def _step(self, signals: Signals) -> int:
+    def _step(self) -> int:
         """Wait for things to happen; the exit status if they end it, else 0."""
         for key, _ in self._selector.select(self._patience_s()):
-            if key.fileobj is signals:
-                for number in signals.arrived():
+            if key.fileobj is self._signals:
+                for number in self._signals.arrived():
                     self._obey(number)
                 continue
             daemon: Daemon = key.data
@@ -179,6 +179,9 @@ class Supervisor:
         except InvalidArgumentError as error:
             LOG.error("SIGHUP: nothing is changed, the settings are bad: %s", error)
         else:
+            for name in ("host_memory_bytes", "devices"):
+                if getattr(settings, name) != getattr(self._settings, name):
+                    LOG.warning("SIGHUP: %s cannot change while kvd runs; it stays as it is", name)
             self._settings = self._settings.reloaded(settings)
             for watch in self._watches.values():
                 watch.tell(Packet("settings", {"settings": self._settings.to_json()}))
@@ -188,4 +191,4 @@ class Supervisor:
     def _upgrade(self) -> None:
         daemons = tuple(watch.daemon for watch in self._watches.values() if watch.daemon)
         kept = {device: self._kept.of(device) for device in self._watches}
-        self._operator.upgrade(Handoff(os.getpid(), self._settings, daemons, kept))
+        self._operator.upgrade(Handoff(os.getpid(), self._settings, daemons, kept), self._signals)

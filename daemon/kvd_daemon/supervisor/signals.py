@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 MAX_WAITING = 4096  # bytes read at a time, a signal each
@@ -21,23 +20,25 @@ class Signals:
     def fileno(self) -> int:
         return self._read_fd
 
-    def arrived(self) -> Iterator[signal.Signals]:
-        """In order."""
-        for number in os.read(self._read_fd, MAX_WAITING):
-            if number in HANDLED:
-                yield signal.Signals(number)
+    def arrived(self) -> list[signal.Signals]:
+        """In order, but SIGUSR2 last: it may end this code."""
+        try:
+            numbers = os.read(self._read_fd, MAX_WAITING)
+        except BlockingIOError:
+            return []
+        return sorted(map(signal.Signals, filter(HANDLED.__contains__, numbers)), key=signal.SIGUSR2.__eq__)
+
+    def hold_back(self) -> None:
+        """Until there is another `Signals`, also beyond exec: what arrives, and what is not handled yet."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+        for number in self.arrived():
+            os.kill(os.getpid(), number)
+
+    def let_through(self) -> None:
+        """Undoes `hold_back`."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
     def close(self) -> None:
         signal.set_wakeup_fd(-1)
         os.close(self._read_fd)
         os.close(self._write_fd)
-
-
-def hold_back() -> None:
-    """Until a `Signals` exists, also beyond exec."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
-
-
-def let_through() -> None:
-    """Undoes `hold_back`."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
