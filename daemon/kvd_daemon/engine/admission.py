@@ -14,7 +14,7 @@ Waiting happens outside of everything that remembers requests: a caller that lea
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -40,24 +40,21 @@ Needs = Sequence[tuple[Pool, Need]]
 
 @dataclass(eq=False)
 class Asker:
-    """A call for blocks: whose, for how long it would wait, which leases shall grow (none: new ones).
-
-    `needs` is what it wanted when it was refused last.
-    """
+    """A call for blocks: whose, for how long it would wait, which leases shall grow (none: new ones)."""
 
     session_id: str
     tenant: str
     wait_ns: int = 0
     growing: Sequence[int] = ()
     needs: Needs = ()
+    wanted_blocks: int = 0
+    is_scratch: bool = False
 
-    @property
-    def wanted_blocks(self) -> int:
-        return sum(need.taken for _, need in self.needs)
-
-    @property
-    def is_scratch(self) -> bool:
-        return all(need.taken == need.scratch for _, need in self.needs)
+    def wants(self, needs: Needs) -> None:
+        """What it would take now; nothing is said of that before it is refused, or others wait."""
+        self.needs = needs
+        self.wanted_blocks = sum([need.taken for _, need in needs])
+        self.is_scratch = all(need.taken == need.scratch for _, need in needs)
 
 
 @dataclass(eq=False)
@@ -95,14 +92,16 @@ class Heads:
                 if waiter.asker.is_scratch:
                     self.scratch.setdefault(pool.name, waiter)
 
-    def before(self, asker: Asker, tenant: int) -> Iterator[tuple[Waiter, Needs]]:
+    def before(self, asker: Asker, tenant: int) -> list[tuple[Waiter, Needs]]:
         """Those in the way of `asker`, and what of its needs they are in the way of (none: its maximum)."""
-        if asker.wanted_blocks and not asker.is_scratch and asker.tenant in self.tenants:
-            yield self.tenants[asker.tenant], ()
+        found: list[tuple[Waiter, Needs]] = []
+        if asker.tenant in self.tenants and asker.wanted_blocks and not asker.is_scratch:
+            found.append((self.tenants[asker.tenant], ()))
         heads = self.scratch if asker.is_scratch else self.pools
         for pool, need in asker.needs:
-            if need.taken > pool.holdings.owed_to(tenant) and pool.name in heads:
-                yield heads[pool.name], [(pool, need)]
+            if pool.name in heads and need.taken > pool.holdings.owed_to(tenant):
+                found.append((heads[pool.name], [(pool, need)]))
+        return found
 
 
 class Admission:
@@ -158,11 +157,11 @@ class Admission:
         passed: list[Waiter] = []
         try:
             if self._line:
-                asker.needs = needs()
+                asker.wants(needs())
                 passed = self._passed(asker)
             taken = take()
         except (PoolExhaustedError, QuotaExceededError) as error:
-            asker.needs = needs()
+            asker.wants(needs())
             waiting = self._waiting_for(error, asker.tenant)
             raise self._exhaustion.explained(error, asker.tenant, time.monotonic_ns(), waiting) from error
         for waiter in passed:
@@ -243,8 +242,11 @@ class Admission:
         session = self._device.sessions.get(asker.session_id)
         if session is None or session.state is SessionState.EXPIRED:
             return True
-        leases = [self._device.leases.get(lease_id) for lease_id in asker.growing]
-        return any(lease is None or lease.fate is not LeaseState.ACTIVE for lease in leases)
+        for lease_id in asker.growing:
+            lease = self._device.leases.get(lease_id)
+            if lease is None or lease.fate is not LeaseState.ACTIVE:
+                return True
+        return False
 
     def set_quotas(self, tenants: Mapping[str, Mapping[str, int]]) -> None:
         """Those of kvd.toml's [tenants.NAME] tables from now on; "*" is for all others."""
