@@ -57,7 +57,7 @@ def _entries(
     registry: Registry, session: Session, pool: Pool, wishes: Sequence[LeaseWish]
 ) -> tuple[list[_Entry], Need]:
     _check_lease_limits(registry, session, wishes)
-    tenant = registry.tenants[session.tenant]
+    tenant = registry.tenants[session.identity.tenant]
     entries = [_entry(registry, pool, tenant, wish) for wish in wishes]
     ordinary = scratch = 0
     shared: set[int] = set()
@@ -108,8 +108,8 @@ def _admit(registry: Registry, session: Session, pool: Pool, entry: _Entry, now_
     lease = Lease(
         lease_id=registry.last_lease_id,
         pool=pool.name,
-        session_id=session.session_id,
-        tenant=session.tenant,
+        session_id=session.identity.session_id,
+        tenant=session.identity.tenant,
         policy=entry.wish.policy,
         scratch=entry.wish.scratch,
         block_size=pool.spec.block_size,

@@ -6,7 +6,7 @@ by field; `SCHEMA` says which fields, so that a reader of a later version knows 
 
 import dataclasses
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from fractions import Fraction
 from operator import attrgetter
@@ -95,11 +95,28 @@ def _list(value: list[Any]) -> bytes:
             return _tagged(b"L", len(value)) + np.array(value, "<i8").tobytes()
         if kinds == {bytes} and value[0] and len(set(map(len, value))) == 1:
             return _tagged(b"B", len(value)) + _bytes(b"".join(value))
-    return _tagged(b"l", len(value)) + b"".join([_WRITERS[type(item)](item) for item in value])
+    return _tagged(b"l", len(value)) + _each(value)
 
 
 def _tuple(value: tuple[Any, ...]) -> bytes:
-    return _tagged(b"t", len(value)) + b"".join([_WRITERS[type(item)](item) for item in value])
+    return _tagged(b"t", len(value)) + _each(value)
+
+
+def _each(values: Iterable[Any]) -> bytes:
+    """One after the other. The commonest kinds without a call: it would cost more than the writing."""
+    parts: list[bytes] = []
+    for value in values:
+        kind = type(value)
+        if kind is str:
+            content = value.encode()
+            parts += _tagged(b"s", len(content)), content
+        elif kind is bytes:
+            parts += _tagged(b"b", len(value)), value
+        elif kind is int and -(2**63) <= value < 2**63:
+            parts.append(_integer(b"i", value))
+        else:
+            parts.append(_WRITERS[kind](value))
+    return b"".join(parts)
 
 
 def _dict(value: dict[Any, Any]) -> bytes:
@@ -118,7 +135,7 @@ def _writer_of(code: int, names: Fields) -> Callable[[Any], bytes]:
     get = attrgetter(*names)
     if len(names) == 1:
         return lambda value: head + encode(get(value))
-    return lambda value: head + b"".join([_WRITERS[type(item)](item) for item in get(value)])
+    return lambda value: head + _each(get(value))
 
 
 def _enum_writer_of(code: int) -> Callable[[Any], bytes]:

@@ -83,7 +83,8 @@ def _digest_of_fields(kind: type[Any]) -> Callable[[Any, int], int]:
 
 def _digest_of_items(values: Any, before: int) -> int:
     for value in values if isinstance(values, list | tuple) else (values,):
-        before = digest(value, before)
+        add = _DIGESTS.get(type(value), digest)
+        before = add(value, before)
     return before
 
 
