@@ -34,7 +34,7 @@ NO_GPU_LAYER = "this build has no CUDA device layer yet; use --host-memory SIZE 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parser().parse_args(arguments)
+    options = build_parser().parse_args(arguments)
     lend_no_descriptor()
     handed_over = os.environ.pop(handoff.VARIABLE, "")
     try:
@@ -100,7 +100,7 @@ def _log_to_stderr(settings: Settings) -> None:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvd", description="Owns a shared, paged KV cache pool on each device of this machine."
     )

@@ -8,49 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
-import numpy as np
 import psutil
 import pytest
 from tests.daemon.raw_worker import TIMEOUT_S, RawWorker, reason_of
 from tests.running_kvd import RunningKvd, eventually, is_alive, running_kvd
+from tests.supervisor.writer import Writer
 
-import kvd_client
 import kvd_client.cli
 from kvd.v1 import kvd_pb2 as pb
 from kvd_daemon.settings import Settings
-
-SPEC = kvd_client.KVSpec(layers=2, kv_heads=2, head_dim=8, dtype="float32", block_size=16)
-
-
-class Writer:
-    """A worker of the library with one lease whose bytes tell whether they are its own."""
-
-    def __init__(self, run_dir: Path, device: str) -> None:
-        self.client = kvd_client.connect(run_dir / device)
-        self.pool = self.client.pool("chat", SPEC, blocks=64)
-        self.lease = self.pool.lease(lease_ahead=0)
-        self.written = np.zeros((2, 0, 2, 8), np.float32)
-        self.grow()
-
-    def grow(self) -> None:
-        """By 40 tokens, for which the daemon must be asked."""
-        slots = self.lease.extend(40)
-        fresh = np.random.default_rng(self.lease.length).standard_normal((2, 40, 2, 8), np.float32)
-        for layer in range(2):
-            self.lease.write(layer, slots, fresh[layer], -fresh[layer])
-        self.lease.commit(40)
-        self.written = np.concatenate([self.written, fresh], axis=1)
-
-    def check(self) -> None:
-        """The same lease has the same bytes, and can still grow."""
-        self.grow()
-        for layer in range(2):
-            keys, values = self.lease.gather(layer, "numpy")
-            np.testing.assert_array_equal(keys, self.written[layer])
-            np.testing.assert_array_equal(values, -self.written[layer])
-
-    def close(self) -> None:
-        self.client.close()
 
 
 @pytest.fixture
