@@ -14,11 +14,12 @@ from kvd.v1 import kvd_pb2 as pb
 from .any_message import Likely, any_message
 from .raw_worker import RawWorker, Stream, attach_socket, error_info, new_ticket
 
+FOR_ALL_OTHERS = ("Drain", "Restart")  # what they do decides what every later call is answered
 UNARY = [
     (service.name, method)
     for service in pb.DESCRIPTOR.services_by_name.values()
     for method in service.methods
-    if not method.client_streaming
+    if not method.client_streaming and method.name not in FOR_ALL_OTHERS
 ]
 BOUNDED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
@@ -66,8 +67,8 @@ def likely(worker: RawWorker) -> Likely:
 def state(worker: RawWorker) -> pb.GetStatusResponse:
     """What a refused call must leave as it was."""
     status = worker.status()
-    status.ClearField("health")
-    status.ClearField("health_detail")
+    for of_the_moment in ("health", "health_detail", "kernel_pid", "lease_probe_age", "kernel_probe_age"):
+        status.ClearField(of_the_moment)
     for pool in status.pools:
         pool.ClearField("populated_bytes")
     return status
