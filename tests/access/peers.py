@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvd.v1 import attach_pb2 as ab
@@ -18,9 +18,9 @@ OTHER_UID = 54_321 if IS_ROOT else os.geteuid()
 OTHER_GID = 54_322 if IS_ROOT else os.getegid()
 RELAY = """
 import os, socket, sys
-uid, gid = map(int, sys.argv[3:5])
+uid, gid, *groups = map(int, sys.argv[3:])
 if os.geteuid() == 0:
-    os.setgroups([])
+    os.setgroups(groups)
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
 ours = socket.socket(fileno=int(sys.argv[1]))
@@ -60,13 +60,17 @@ class OtherProcess:
 
 
 @contextlib.contextmanager
-def other_process(run_dir: Path, uid: int = OTHER_UID, gid: int = OTHER_GID) -> Iterator[OtherProcess]:
+def other_process(run_dir: Path, gid: int = OTHER_GID, groups: Sequence[int] = ()) -> Iterator[OtherProcess]:
     """It becomes the other user once it runs: our interpreter and files may be closed to that one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [os.path.realpath(sys.executable), "-I", "-S", "-c", RELAY]
     with ours, theirs:
         process = subprocess.Popen(
-            [*command, str(theirs.fileno()), str(run_dir / "host0/attach.sock"), str(uid), str(gid)],
+            [
+                *command,
+                str(theirs.fileno()),
+                *map(str, (run_dir / "host0/attach.sock", OTHER_UID, gid, *groups)),
+            ],
             pass_fds=[theirs.fileno()],
         )
         theirs.close()

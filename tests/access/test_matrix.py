@@ -91,6 +91,16 @@ def test_a_unix_socket_that_only_its_owner_can_open_needs_no_ticket(kvd: Running
         assert refused_calls(lambda call: answer_to(channel, call)) == frozenset()
 
 
+def test_a_rule_about_users_makes_everybody_show_a_ticket(tmp_path: Path) -> None:
+    """It may speak of kvd's own user or of root, whom file permissions do not tell apart."""
+    config = tmp_path / "kvd.toml"
+    config.write_text(rule("read-only"))
+    status = "/kvd.v1.AdminService/GetStatus"
+    with running_kvd(tmp_path, "--config", str(config)) as kvd, unix_channel(kvd.run_dir) as channel:
+        assert answer_to(channel, status) == "UNAUTHENTICATED"
+        assert answer_to(channel, status, ((TICKET_METADATA, new_ticket(kvd.run_dir)),)) == "served"
+
+
 @dataclass(frozen=True)
 class TlsKvd:
     """A kvd with a TCP port, and who may call it."""
@@ -110,8 +120,9 @@ class TlsKvd:
         shown = self.authority.issue(name, f"{name}.example", common_name=name)
         return self.channel(channel_credentials(self.authority, shown))
 
-    def wait_until_serving(self) -> None:
-        """Also after a restart, which some of the calls are."""
+    def wait_until_replaced(self, pid: int) -> None:
+        """After a restart, which is one of the calls."""
+        eventually(lambda: self.kvd.daemon_pid() != pid, "another daemon")
         with unix_channel(self.kvd.run_dir) as channel:
             call = "/kvd.v1.AdminService/GetStatus"
             eventually(lambda: answer_to(channel, call) == "served", "a daemon that answers")
@@ -156,25 +167,25 @@ roles = ["read-only"]
 
 @pytest.mark.parametrize("role", ["read-only", "stranger", "operator"])
 def test_over_tcp_everybody_proves_who_they_are_and_nobody_is_a_worker(tls_kvd: TlsKvd, role: str) -> None:
-    tls_kvd.wait_until_serving()
+    pid = tls_kvd.kvd.daemon_pid()
     if tls_kvd.tokens:
         opened = tls_kvd.channel(channel_credentials(tls_kvd.authority, token=tls_kvd.tokens[role]))
     else:
         opened = tls_kvd.by_certificate(role)
     with opened as channel:
         refused = refused_calls(lambda call: answer_to(channel, call))
+    if role == "operator":
+        tls_kvd.wait_until_replaced(pid)
     assert refused == (ALL if role == "stranger" else WORKING | REFUSED[role])
 
 
 def test_over_tcp_nothing_is_heard_without_a_proof(tls_kvd: TlsKvd) -> None:
-    tls_kvd.wait_until_serving()
     with tls_kvd.channel(channel_credentials(tls_kvd.authority)) as channel:
         answers = {answer_to(channel, call) for call in in_order()}
     assert answers == ({"UNAUTHENTICATED"} if tls_kvd.tokens else {"UNAVAILABLE"})
 
 
 def test_over_tcp_a_certificate_of_another_authority_is_no_proof(tls_kvd: TlsKvd, tmp_path: Path) -> None:
-    tls_kvd.wait_until_serving()
     forged = Authority(tmp_path, "forger").issue("operator", common_name="operator")
     with tls_kvd.channel(channel_credentials(tls_kvd.authority, forged)) as channel:
         answer = answer_to(channel, "/kvd.v1.AdminService/GetStatus")
@@ -182,13 +193,11 @@ def test_over_tcp_a_certificate_of_another_authority_is_no_proof(tls_kvd: TlsKvd
 
 
 def test_over_tcp_nothing_is_heard_without_tls(tls_kvd: TlsKvd) -> None:
-    tls_kvd.wait_until_serving()
     with grpc.insecure_channel(tls_kvd.address) as channel:
         assert answer_to(channel, "/grpc.health.v1.Health/Check") == "UNAVAILABLE"
 
 
 def test_a_ticket_is_no_proof_over_tcp(tls_kvd: TlsKvd) -> None:
-    tls_kvd.wait_until_serving()
     metadata = ((TICKET_METADATA, new_ticket(tls_kvd.kvd.run_dir)),)
     with tls_kvd.channel(channel_credentials(tls_kvd.authority)) as channel:
         assert answer_to(channel, "/kvd.v1.AdminService/GetStatus", metadata) != "served"

@@ -127,8 +127,14 @@ def test_who_has_no_rule_is_refused_and_whom_no_group_lets_in_does_not_even_ask(
     with other_process(kvd.run_dir) as refused:
         assert refused.refusal() == "PERMISSION_DENIED"
     if IS_ROOT:  # else there is no user that file permissions would keep out
-        with other_process(kvd.run_dir, OTHER_UID, OTHER_GID + 1) as outside, pytest.raises(PermissionError):
+        with other_process(kvd.run_dir, OTHER_GID + 1) as outside, pytest.raises(PermissionError):
             outside.ticket()
+
+
+def test_a_group_rule_counts_for_those_who_are_in_the_group_besides_their_own(ruled_kvd: Ruled) -> None:
+    kvd = ruled_kvd(f'[[access.rules]]\ngid = {OTHER_GID}\nroles = ["read-only"]\n')
+    with other_process(kvd.run_dir, OTHER_GID + 1, [OTHER_GID + 2, OTHER_GID]) as other:
+        assert len(other.ticket()) == 32
 
 
 def test_a_group_rule_counts_for_its_members(ruled_kvd: Ruled) -> None:
@@ -144,7 +150,7 @@ def test_a_rule_that_is_withdrawn_ends_the_sessions_it_let_in(ruled_kvd: Ruled) 
         (kvd.run_dir.parent / "kvd.toml").write_text(rule("read-only"))
         os.kill(kvd.process.pid, signal.SIGHUP)
         with pytest.raises(grpc.RpcError) as ended:
-            worker.stream.end()
+            worker.stream.until("nothing that comes")
         assert reason_of(ended.value) == "PERMISSION_DENIED"
         assert worker.map("p") == "PERMISSION_DENIED"
         ticket = worker.process.ticket()
