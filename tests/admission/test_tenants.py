@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from tests.daemon.raw_worker import RawWorker, error_info, quota_failure, retry_info
-from tests.running_kvd import RunningKvd, eventually
+from tests.running_kvd import RunningKvd, eventually, is_alive
 
 import kvd_client
 from kvd_client.cli import main
@@ -162,3 +162,35 @@ def test_a_frozen_daemon_costs_a_waiting_worker_its_wait_and_its_timeout(kvd: Ru
         with RawWorker(kvd.run_dir) as other:
             eventually(lambda: pool.lease(tokens=31 * BLOCK).release() is None, "all blocks to be there")
             assert other.pool_status().waiting_calls == 0
+
+
+@pytest.mark.parametrize("end", ["killed", "restarted"])
+def test_who_waits_goes_on_waiting_at_the_next_daemon(
+    kvd: RunningKvd, end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with kvd_client.connect(kvd.run_dir, timeout=LONG_S) as client, ThreadPoolExecutor(1) as thread:
+        pool = client.pool("pool", SPEC, blocks=31)
+        held = pool.lease(tokens=31 * BLOCK)
+        waiting = thread.submit(pool.lease, tokens=5 * BLOCK, wait=LONG_S)
+        wait_for_a_call_in_line(kvd, capsys)
+        pid = kvd.daemon_pid()
+        if end == "killed":
+            os.kill(pid, signal.SIGKILL)
+        else:
+            assert main(["--run-dir", str(kvd.run_dir), "daemon", "restart"]) == 0
+        eventually(lambda: not is_alive(pid), "the daemon to end")
+        wait_for_a_call_in_line(kvd, capsys)
+        held.release()
+        assert waiting.result().capacity == 5 * BLOCK
+
+
+def wait_for_a_call_in_line(kvd: RunningKvd, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also through times in which no daemon answers."""
+
+    def waits() -> bool:
+        capsys.readouterr()
+        main(["--run-dir", str(kvd.run_dir), "-o", "json", "status"])
+        pools = json.loads(capsys.readouterr().out)["pools"]
+        return [pool["waiting_calls"] for pool in pools] == [1]
+
+    eventually(waits, "a call in line")
