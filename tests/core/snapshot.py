@@ -6,6 +6,7 @@ import numpy as np
 
 from kvd_daemon.core import Device
 from kvd_daemon.core.fences import Fences
+from kvd_daemon.core.quotas import Quotas
 
 PLAIN = (int, float, str, bytes, bool, type(None), Enum)
 
@@ -16,6 +17,8 @@ def snapshot(thing: object) -> object:
         return thing
     if isinstance(thing, Fences):  # the rest of it follows from the leases
         return thing.shown()
+    if isinstance(thing, Quotas):  # who listens is no part of the state
+        return snapshot({name: value for name, value in vars(thing).items() if name != "_on_return"})
     if isinstance(thing, np.ndarray):
         return thing.tobytes()
     if isinstance(thing, dict):

@@ -225,6 +225,8 @@ class Sessions:
             for opened in self
             if opened.session.state is not SessionState.EXPIRED and opened.session.is_over(now_ns)
         ]
+        if not due:  # nothing happens, so nothing is written down
+            return
         for lease in self._device.expire(now_ns):
             LOG.warning("lease %d of session %s expired", lease.lease_id, lease.session_id)
         for opened in due:

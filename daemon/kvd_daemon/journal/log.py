@@ -77,6 +77,8 @@ class Journal:
         self._writer = ThreadPoolExecutor(1, "journal")
         self._writing: Future[None] | None = None
         self._limit = segment.size_bytes - settings.reserve_bytes
+        self._trouble = ""
+        self._is_closed = False
 
     @classmethod
     def begin(cls, files: Files, settings: JournalSettings, capture: Callable[[], Moment]) -> "Journal":
@@ -85,7 +87,7 @@ class Journal:
         if making.folder.exists():
             shutil.rmtree(making.folder)
         making.folder.mkdir(mode=0o700, parents=True)
-        segment = _first_segment(making, settings, (0, 0), capture())
+        segment = _first_segment(making, settings, (0, 0), capture)
         making.folder.rename(files.folder)
         return cls(files, settings, segment, capture)
 
@@ -95,10 +97,10 @@ class Journal:
 
     def require_room(self) -> None:
         """Call before what takes something. Raises UnavailableError if it could not be written down."""
-        if self._segment is None:
-            self._start_over()
-        elif self._segment.end > self._limit:
-            self._rotate()
+        segment = self._segment
+        if segment is not None and segment.end <= self._limit:
+            return
+        self._make_room()
         if self._segment is None or self._segment.end > self._limit:
             raise UnavailableError(
                 f"the journal in {self.folder} needs {self._settings.segment_bytes} bytes more, and there is "
@@ -115,7 +117,15 @@ class Journal:
         elif segment.end > self._limit:
             self._rotate()
 
+    def _make_room(self) -> None:
+        if self._segment is None:
+            self._start_over()
+        else:
+            self._rotate()
+
     def _append_elsewhere(self, payload: bytes) -> None:
+        if self._is_closed:  # a stream that ends meanwhile: whoever takes over counts all of them as lost
+            return
         if self._segment is not None and self._next_segment(record_bytes(len(payload))):
             self._segment.append(payload)
         else:  # the record's event has happened already: a snapshot has it
@@ -126,6 +136,7 @@ class Journal:
         is_idle = self._writing is None or self._writing.done()
         if not self._next_segment(0) or not is_idle:
             return
+        self.settle()
         assert self._segment is not None, "it was just made"
         moment, number = self._capture(), self._number
         header = self._files.header(SNAPSHOT_MAGIC, number, self._segment.header.chain)
@@ -140,14 +151,21 @@ class Journal:
         try:
             new = Segment.create(self._files.segment(number), header, size)
         except OSError as error:
-            LOG.error("no room for the journal in %s: %s", self.folder, error.strerror)
+            self._note(f"no room for the journal in {self.folder}: {error.strerror}")
             return False
         old.seal()
         old.close()
         self._use(new)
         return True
 
+    def _note(self, trouble: str) -> None:
+        """Once, not with every call that meets it."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            LOG.error("%s", trouble) if trouble else LOG.info("the journal in %s goes on", self.folder)
+
     def _use(self, segment: Segment) -> None:
+        self._note("")
         self._segment, self._number = segment, segment.header.number
         self._limit = segment.size_bytes - self._settings.reserve_bytes
 
@@ -160,16 +178,18 @@ class Journal:
 
     def _start_over(self) -> None:
         """There is no room to go on. What is there is worth nothing now; perhaps it makes room enough."""
+        if self._is_closed:
+            return
         self.settle()
         if self._segment is not None:
             self._segment.close()
             self._segment = None
-        number = self._number + 1
-        self._files.delete_before(number)
+        place = self._number + 1, 0
         try:
-            self._use(_first_segment(self._files, self._settings, (number, 0), self._capture()))
+            self._files.delete_before(place[0])
+            self._use(_first_segment(self._files, self._settings, place, self._capture))
         except OSError as error:
-            LOG.error("there is no journal in %s: %s", self.folder, error.strerror)
+            self._note(f"there is no journal in {self.folder}, nothing would survive: {error.strerror}")
 
     def settle(self) -> None:
         """Wait until the snapshot that is being written is complete, if there is one."""
@@ -184,7 +204,7 @@ class Journal:
         self.settle()
         place = self._number + 1, 0 if self._segment is None else self._segment.chain
         try:
-            segment = _first_segment(self._files, self._settings, place, self._capture())
+            segment = _first_segment(self._files, self._settings, place, self._capture)
         except OSError as error:
             raise UnavailableError(
                 f"no room for a snapshot in {self.folder}: {error.strerror}; make some and try again",
@@ -196,7 +216,8 @@ class Journal:
         self._files.delete_before(self._number)
 
     def close(self) -> None:
-        """Nothing is appended any more; the files stay."""
+        """Nothing is written any more; the files stay."""
+        self._is_closed = True
         self._writer.shutdown()
         if self._segment is not None:
             self._segment.close()
@@ -209,7 +230,7 @@ class Journal:
 
 
 def _first_segment(
-    files: Files, settings: JournalSettings, place: tuple[int, int], moment: Moment
+    files: Files, settings: JournalSettings, place: tuple[int, int], capture: Callable[[], Moment]
 ) -> Segment:
     """A segment of that number, going on from that checksum, and the snapshot it begins with.
 
@@ -220,7 +241,7 @@ def _first_segment(
         files.segment(number), files.header(MAGIC, number, chain), settings.segment_bytes
     )
     try:
-        write_snapshot(files.snapshot(number), files.header(SNAPSHOT_MAGIC, number, chain), moment)
+        write_snapshot(files.snapshot(number), files.header(SNAPSHOT_MAGIC, number, chain), capture())
     except OSError:
         segment.close()
         files.segment(number).unlink()
