@@ -85,7 +85,7 @@ def _pool_exhausted(facts: dict[str, str]) -> PoolExhaustedError:
     kept = int(facts["kept_blocks"])
     beside = f" beside {kept} that are guaranteed to other tenants" if kept else ""
     if "waiting_calls" in facts:
-        beside += f", for which {facts['waiting_calls']} calls wait already"
+        beside += f", and others come first (calls in line: {facts['waiting_calls']})"
     return PoolExhaustedError(
         f"{wanted} blocks wanted in pool {pool}, {facts['free_blocks']} free{beside}; release a lease, "
         f"compress one, wait in line, or retry after {RETRY_AFTER_NS // 1_000_000} ms",
@@ -103,7 +103,11 @@ def _quota_exceeded(facts: dict[str, str]) -> QuotaExceededError:
             retry_after_ns=None,
             **facts,
         )
-    queue = f"{facts['waiting_calls']} of its calls wait already; " if "waiting_calls" in facts else ""
+    queue = (
+        f"others come first (its calls in line: {facts['waiting_calls']}); "
+        if "waiting_calls" in facts
+        else ""
+    )
     return QuotaExceededError(
         f"{where}; {queue}release or compress {max(1, held + wanted - limit)} blocks of its leases, wait "
         f"in line, or retry after {RETRY_AFTER_NS // 1_000_000} ms",
