@@ -65,6 +65,9 @@ def test_what_the_pool_can_never_give_is_not_waited_for() -> None:
         with pytest.raises(e.PoolExhaustedError, match="which has 31 when empty") as caught:
             await room.lease("cat", 32, LONG_S)
         assert caught.value.retry_after_ns is None
+        room.admission.set_quotas({"green": {"guaranteed_blocks": 10}})
+        with pytest.raises(e.PoolExhaustedError, match="21 when empty beside 10 that are guaranteed"):
+            await room.lease("cat", 22, LONG_S)
 
     play(story())
 

@@ -75,15 +75,15 @@ class Exhaustion:
 
 def _pool_exhausted(facts: dict[str, str]) -> PoolExhaustedError:
     pool, wanted = facts["pool"], int(facts["wanted_blocks"])
+    kept = int(facts["kept_blocks"])
+    beside = f" beside {kept} that are guaranteed to other tenants" if kept else ""
     if wanted > int(facts["pool_blocks"]):
         return PoolExhaustedError(
-            f"{wanted} blocks wanted in pool {pool}, which has {facts['pool_blocks']} when empty; "
+            f"{wanted} blocks wanted in pool {pool}, which has {facts['pool_blocks']} when empty{beside}; "
             "lease fewer tokens, or create a larger pool",
             retry_after_ns=None,
             **facts,
         )
-    kept = int(facts["kept_blocks"])
-    beside = f" beside {kept} that are guaranteed to other tenants" if kept else ""
     if "waiting_calls" in facts:
         beside += f", and others come first (calls in line: {facts['waiting_calls']})"
     return PoolExhaustedError(
