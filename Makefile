@@ -11,7 +11,7 @@ setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (about two minutes the first time)"
+	@echo "installing into $(VENV) (two to three minutes the first time)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
