@@ -34,6 +34,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def _command_of(process: psutil.Process) -> list[str]:
+    """Of a dead one nothing."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
 @dataclass
 class RunningKvd:
     """The supervisor's process, where it serves, and what it said."""
@@ -49,7 +57,7 @@ class RunningKvd:
 
         def look() -> bool:
             children = psutil.Process(self.process.pid).children()
-            found[:] = [child.pid for child in children if device in child.cmdline()]
+            found[:] = [child.pid for child in children if device in _command_of(child)]
             return bool(found)
 
         eventually(look, f"a daemon of {device}")

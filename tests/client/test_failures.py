@@ -127,25 +127,18 @@ def test_who_waits_for_blocks_makes_the_others_hear_of_it(client, new_pool, spec
     assert client.events.drain() == []
 
 
-def test_a_killed_daemon_ends_leases_and_pools_and_the_client_goes_on_with_the_next(own_daemon, spec) -> None:
+def test_a_killed_daemons_leases_and_pools_go_on_with_the_next(own_daemon, spec) -> None:
     with kvd_client.connect(own_daemon.run_dir, timeout=PATIENCE_S) as client:
         pool = client.pool("p", spec, 64)
         lease = pool.lease(tokens=16)
         epoch = client.epoch
         view, _ = pool.layer(0)
+        view[lease.block_table] = 1.0
         own_daemon.kill()
-        assert isinstance(client.events.get(timeout=PATIENCE_S), kvd_client.SessionLost)
-        for use in (lambda: lease.extend(1), lambda: lease.block_table, lease.compress):
-            with pytest.raises(kvd_client.LeaseLostError, match="prefill again"):
-                use()
-        for use in (lambda: pool.lease(tokens=1), lambda: pool.layer(0)):
-            with pytest.raises(kvd_client.ClosedError, match=r"client\.pool"):
-                use()
-        view[1] = 1.0
-        lease.release()
-        with client.pool("p", spec, 64).lease(tokens=16) as again:
-            assert again.extend(16).size == 16
+        assert lease.extend(100).size == 100
+        assert (view[lease.block_table[0]] == 1.0).all()
         assert client.epoch != epoch
+        assert client.events.drain() == []
 
 
 def test_a_call_during_the_restart_waits_for_it(own_daemon, spec) -> None:
@@ -162,7 +155,6 @@ def test_a_daemon_that_ended_is_unavailable_within_the_deadline(own_daemon: Daem
             for call in (lambda: lease.extend(100), lambda: client.pool("p", spec, 64), lambda: client.epoch):
                 with pytest.raises(kvd_client.DeviceUnavailableError):
                     call()
-            assert kvd_client.Draining() in client.events.drain()
 
 
 def test_renewals_keep_leases_beyond_the_ttl_and_tell_how_full_they_are(start_kvd, spec) -> None:
