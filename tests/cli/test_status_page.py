@@ -155,3 +155,22 @@ def test_calls_that_wait_for_blocks_are_on_the_page() -> None:
     assert "waiting" not in shown(status(pool), Screen())
     pool.waiting_calls, pool.wanted_blocks = 1, 1200
     assert "waiting    1 call for 1,200 blocks: kvctl tenant list" in shown(status(pool), Screen())
+
+
+def test_what_became_of_the_last_daemon_is_one_line_unless_there_was_none() -> None:
+    def line(**found: object) -> list[str]:
+        message = status()
+        message.recovery.CopyFrom(pb.Recovery(**found))
+        return [line.strip() for line in shown(message, Screen()).splitlines() if "daemon" in line]
+
+    assert line(state="fresh") == []
+    assert line(state="recovered", sessions=1, leases=12) == [
+        "went on after another daemon with 1 session and 12 leases"
+    ]
+    assert line(state="recovered", lost_leases=2, lost_pools=1) == [
+        "went on after another daemon with 0 sessions and 0 leases, 2 leases and 1 pool lost"
+    ]
+    assert line(state="volatile") == ["runs without the supervisor kvd: nothing outlives this daemon"]
+    assert line(state="quarantined", detail="the daemon's record 7 cannot be read") == [
+        "began empty: the daemon's record 7 cannot be read"
+    ]

@@ -50,6 +50,7 @@ _LEASE_FIELDS = (
     "blocks_saved",
     "scratch",
 )
+_RECOVERY_COUNTS = ("records", "sessions", "leases", "lost_leases", "lost_pools")
 _SESSION_FIELDS = ("session_id", "client_name", "tenant", "pid", "uid", "state", "leases", "blocks")
 
 
@@ -84,11 +85,22 @@ def device_record(status: pb.GetStatusResponse) -> Record:
         "kernel_restarts": status.kernel_restarts,
         "lease_probe_age_seconds": _seconds(status, "lease_probe_age"),
         "kernel_probe_age_seconds": _seconds(status, "kernel_probe_age"),
+        **_recovery(status.recovery),
         "start_time": _time(status.start_time),
         "uptime_seconds": _age_seconds(status.start_time),
         "sessions": status.sessions,
         "memory_bytes": status.memory_bytes,
         "memory_used_bytes": status.memory_used_bytes,
+    }
+
+
+def _recovery(recovery: pb.Recovery) -> Record:
+    """What was found at the daemon's start."""
+    return {
+        "recovery": recovery.state or None,
+        "recovery_detail": recovery.detail,
+        "recovery_seconds": _seconds(recovery, "duration"),
+        **{f"recovery_{name}": getattr(recovery, name) for name in _RECOVERY_COUNTS},
     }
 
 

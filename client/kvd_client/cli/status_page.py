@@ -53,7 +53,29 @@ def _device_lines(device: Record, screen: Screen) -> list[str]:
     ]
     identity = f"{device['kind']}, pid {device['pid']}, kvd {device['version']}, epoch {device['epoch']}"
     small_print = [INDENT + line for line in (identity, *_probes(device))]
-    return [f"{head}  {', '.join(facts)}", *detail, *(screen.paint(line, "dim") for line in small_print)]
+    small_print = [screen.paint(line, "dim") for line in small_print]
+    return [f"{head}  {', '.join(facts)}", *detail, *_recovery_lines(device, screen), *small_print]
+
+
+def _recovery_lines(device: Record, screen: Screen) -> list[str]:
+    """What became of the daemon before this one, if there was one."""
+    losses = [
+        _plural(device[f"recovery_lost_{what}s"], what)
+        for what in ("lease", "pool")
+        if device[f"recovery_lost_{what}s"]
+    ]
+    match device["recovery"]:
+        case "quarantined":
+            return [INDENT + screen.paint(f"began empty: {device['recovery_detail']}", "red")]
+        case "volatile":
+            return [f"{INDENT}runs without the supervisor kvd: nothing outlives this daemon"]
+        case "recovered":
+            back = f"{_plural(device['recovery_sessions'], 'session')} and " + _plural(
+                device["recovery_leases"], "lease"
+            )
+            lost = screen.paint(f", {' and '.join(losses)} lost", "red") if losses else ""
+            return [f"{INDENT}went on after another daemon with {back}{lost}"]
+    return []
 
 
 def _probes(device: Record) -> list[str]:

@@ -13,7 +13,16 @@ from kvd_daemon.engine.stopping import Ending, Wanted
 
 from .answering import Answering, Context, answered
 from .paging import check_token, page, page_size_of
-from .views import age, lease_info, pool_status, pool_view, session_info, tenant_infos, timestamp
+from .views import (
+    age,
+    lease_info,
+    pool_status,
+    pool_view,
+    recovery_view,
+    session_info,
+    tenant_infos,
+    timestamp,
+)
 
 MAX_CAUSE_CHARS = 1000  # characters; it is told to the worker and logged
 
@@ -41,6 +50,7 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
             kernel_restarts=engine.kernel.restarts,
             lease_probe_age=age(engine.health.lease_age_s),
             kernel_probe_age=age(engine.kernel.age_s),
+            recovery=recovery_view(engine.recovery),
         )
 
     @answered

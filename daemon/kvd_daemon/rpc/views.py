@@ -10,6 +10,7 @@ from kvd.v1 import kvd_pb2 as pb
 from kvd_daemon.core import UNLIMITED, Change, Lease, Pool, Session
 from kvd_daemon.engine.compressions import Outcome
 from kvd_daemon.engine.engine import Engine
+from kvd_daemon.engine.inheritance import Recovery
 
 
 def duration(ns: int) -> Duration:
@@ -135,6 +136,19 @@ def session_info(engine: Engine, session: Session, now_ns: int) -> pb.SessionInf
         blocks=sum(len(lease.blocks) for lease in session.leases.values()),
         create_time=timestamp(engine.wall_ns(session.opened_ns)),
         idle=duration(max(0, now_ns - session.renewed_ns)),
+    )
+
+
+def recovery_view(recovery: Recovery) -> pb.Recovery:
+    return pb.Recovery(
+        state=recovery.state,
+        detail=recovery.detail,
+        records=recovery.records,
+        sessions=recovery.sessions,
+        leases=recovery.leases,
+        lost_leases=recovery.lost_leases,
+        lost_pools=recovery.lost_pools,
+        duration=duration(recovery.duration_ns),
     )
 
 
