@@ -42,6 +42,9 @@ CLASSES: tuple[type[Any], ...] = (
 )  # fmt: skip
 ENUMS: tuple[type[Enum], ...] = (LeaseState, Ending, SessionState)
 
+INTEGER, TEXT, BYTES = b"isb"  # the commonest kinds
+TEXTS = (TEXT, BYTES)
+
 Fields = tuple[str, ...]
 Schema = list[tuple[str, Fields]]
 
@@ -188,11 +191,11 @@ class Decoder:
 
     def decode_all(self, data: bytes) -> list[Any]:
         """The values of `data`, one after the other. Raises CodecError."""
-        values, at = [], 0
+        values: list[Any] = []
         try:
+            at = 0
             while at < len(data):
-                value, at = self._read(data, at, 0)
-                values.append(value)
+                at = self._append(values, data, at, 0)
         except (struct.error, IndexError, UnicodeDecodeError, ValueError, TypeError) as error:
             raise CodecError(f"no value: {error}") from error
         except (KvdError, ArithmeticError) as error:
@@ -208,11 +211,27 @@ class Decoder:
     def _items(self, data: bytes, at: int, count: int, depth: int) -> tuple[list[Any], int]:
         if count > len(data) - at:
             raise CodecError(f"{count} items in {len(data) - at} bytes")
-        items = []
+        items: list[Any] = []
         for _ in range(count):
-            item, at = self._read(data, at, depth)
-            items.append(item)
+            at = self._append(items, data, at, depth)
         return items, at
+
+    def _append(self, items: list[Any], data: bytes, at: int, depth: int) -> int:
+        """One more value; the commonest kinds without another call."""
+        kind = data[at]
+        if kind == INTEGER:
+            items.append(_i64(data, at + 1)[0])
+            return at + 9
+        if kind in TEXTS:
+            end: int = at + 5 + _u32(data, at + 1)[0]
+            if end > len(data):
+                raise CodecError(f"{end - len(data)} bytes are missing")
+            content = data[at + 5 : end]
+            items.append(content.decode() if kind == TEXT else content)
+            return end
+        value, end = self._read(data, at, depth)
+        items.append(value)
+        return end
 
     def _list(self, data: bytes, at: int, depth: int) -> tuple[Any, int]:
         return self._items(data, at + 4, _u32(data, at)[0], depth)
