@@ -7,6 +7,7 @@ from kvd.policy import H2O, Policy, Span, Streaming
 from kvd_daemon.core import CompressPlan, QueryShape, Unchanged
 
 from .driver import POLICIES, Chance, Driver, Refusal, any_lease, anything
+from .quota_rules import Shortage
 from .world import WorldLease
 
 
@@ -86,7 +87,8 @@ class JobRules(Driver):
         alone = sum(len(holders[block]) == 1 for block in lease.table[: lease.sealed])
         if len(lease.table) - lease.sealed + alone < wanted:
             return e.CompressionRefusedError
-        return e.PoolExhaustedError if self.world.lacks_blocks(lease.pool, wanted, 0) else None
+        lacking = Shortage(self.world, lease.tenant, lease.pool, wanted).lacks_room()
+        return e.PoolExhaustedError if lacking else None
 
     def begin_compress(self, lease: WorldLease, plan: CompressPlan, queries: QueryShape | None) -> None:
         pool, blocks = self.world.pool_of(lease), plan.destination.tolist()
@@ -94,7 +96,7 @@ class JobRules(Driver):
         assert plan.source.tolist() == lease.table[:used]
         if plan.in_place:
             assert blocks == lease.table[: len(blocks)]
-            assert self.world.lacks_blocks(lease.pool, len(blocks), 0)
+            assert Shortage(self.world, lease.tenant, lease.pool, len(blocks)).lacks_room()
         elif not plan.by_block:
             self.world.take(lease, blocks)
             lease.destination = blocks

@@ -7,6 +7,7 @@ from kvd.policy import Streaming
 from kvd_daemon.core import Change, LeaseWish
 
 from .driver import POLICIES, Chance, Driver, Refusal, any_lease, any_session, anything
+from .quota_rules import Shortage
 from .world import WorldLease, hashes
 
 Wishes = list[tuple[LeaseWish, int]]
@@ -110,7 +111,8 @@ class LeaseRules(Driver):
         woken = sum(not self.world.holders(pool)[block] for block in shared)
         ordinary = sum(self.own_blocks(pool, wish) for wish, _ in wishes if not wish.scratch)
         scratch = sum(self.own_blocks(pool, wish) for wish, _ in wishes if wish.scratch)
-        return e.PoolExhaustedError if self.world.lacks_blocks(pool, ordinary, scratch, woken) else None
+        tenant = self.world.sessions[session].tenant
+        return Shortage(self.world, tenant, pool, ordinary, scratch, woken).error
 
     def begin_scrub(self, lease_ids: list[int], scrub: list, saved: dict[int, WorldLease]) -> None:
         """Blocks with another tenant's bytes, and no others, are to be scrubbed."""
@@ -186,7 +188,7 @@ class LeaseRules(Driver):
             wanted = -(-(len(lease.slots) + amount) // self.world.pools[pool].block_size)
             more = 0 if lease.streams else max(0, wanted - len(lease.table))
             ordinary, scratch = ordinary + more * (not lease.scratch), scratch + more * lease.scratch
-        return e.PoolExhaustedError if self.world.lacks_blocks(pool, ordinary, scratch) else None
+        return Shortage(self.world, chosen[0].tenant, pool, ordinary, scratch).error
 
     def grow(self, lease: WorldLease, change: Change, amount: int) -> None:
         table = change.lease.table.tolist()

@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
 
 from .driver import Chance
+from .quota_rules import QuotaRules
 from .restart_rules import RestartRules, twin
 from .return_rules import ReturnRules
 from .session_rules import SessionRules
@@ -18,7 +19,7 @@ WALKS = 12  # long sequences
 WALK_STEPS = 400  # events in each
 
 
-class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules):
+class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, QuotaRules):
     """All rules together; after each of them everything is compared."""
 
     @invariant()
@@ -107,6 +108,7 @@ CALM = {
     "drop_pool": 0.2,
     "another_daemon_takes_over": 0.2,
     "open": 0.4,
+    "set_quotas": 0.1,
     "end_session": 0.2,
     "revoke": 0.2,
     "rehearse": 0.2,

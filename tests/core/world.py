@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from kvd import errors as e
 from kvd.policy import Policy, Streaming
+from kvd_daemon.core import Quota
 
 FREE, LEASED, SEALED, CACHED, QUARANTINED = "free", "leased", "sealed", "cached", "quarantined"
 
@@ -97,6 +98,8 @@ class World:
         self.sessions: dict[str, WorldSession] = {}
         self.leases: dict[int, WorldLease] = {}
         self.lost: dict[int, WorldPool] = {}
+        self.quotas: dict[str, Quota] = {}
+        self.default_quota = Quota()
 
     # -- derived ------------------------------------------------------------------------------
 
@@ -134,10 +137,14 @@ class World:
     def usable(self, pool: str) -> int:
         return sum(state in (FREE, CACHED) for state in self.states(pool).values())
 
-    def lacks_blocks(self, pool: str, ordinary: int, scratch: int, woken: int = 0) -> bool:
-        left = self.usable(pool) - woken
-        limit = left - self.pools[pool].reserve
-        return ordinary + scratch > left or (ordinary > 0 and ordinary > limit)
+    def held(self, pool: str, tenant: str) -> set[int]:
+        """Blocks that leases of the tenant have, alone or together."""
+        return {
+            block
+            for lease in self.leases.values()
+            if lease.pool == pool and lease.tenant == tenant
+            for block in lease.table + lease.destination
+        }
 
     # -- refusals -----------------------------------------------------------------------------
 
