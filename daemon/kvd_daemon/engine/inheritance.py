@@ -4,6 +4,7 @@ A pool whose memory nobody has kept is lost. A session whose process nobody has 
 is kept before there is the session, and as long. Everything else goes on.
 """
 
+import contextlib
 import logging
 import os
 import time
@@ -64,12 +65,16 @@ def open_state(journal: Path, memory_bytes: int, store: DescriptorStore) -> Open
 def inherit(opened: Opened, memory: DeviceMemory, store: DescriptorStore) -> Inheritance:
     """Adopt what is still there, and let the device know what is not. Raises DeviceFullError."""
     began_ns, device, fds = time.monotonic_ns(), opened.device, store.take_all()
+    stand_ins = _stand_ins(device, fds)
+    fds |= stand_ins
     lost = [pool.name for pool in device.pools.values() if not _adopted(pool, memory, fds)]
     gone = [session_id for session_id in device.sessions if not _lives(session_id, fds)]
     recovered = Recovered([], [], [], [])
     if opened.found.state == "recovered":
         recovered = device.recover(time.monotonic_ns(), GRACE_NS, Losses(lost, gone))
     fences = _fences(opened, store, fds)
+    for name, pidfd in stand_ins.items():
+        store.put(name, pidfd)
     pidfds = {session_id: fds[descriptor_of(session_id)] for session_id in device.sessions}
     spent_ns = opened.found.duration_ns + time.monotonic_ns() - began_ns
     recovery = _told(opened.found, recovered, spent_ns)
@@ -83,6 +88,21 @@ def _adopted(pool: Pool, memory: DeviceMemory, fds: Mapping[str, int]) -> bool:
         return False
     sizes = pool.spec.pool_bytes(pool.blocks_total), pool.spec.sidecar_bytes(pool.blocks_total)
     return memory.adopt(pool.pool_id, *sizes, (fds[bytes_name], fds[sidecar_name]))
+
+
+def _stand_ins(device: RecordingDevice, fds: Mapping[str, int]) -> dict[str, int]:
+    """For pidfds that were not kept, for lack of descriptors: whoever has the process's number now.
+
+    Perhaps another process; then blocks stay where they are for longer than they had to. Taking its session
+    for gone would give them away while it may still write.
+    """
+    opened = {}
+    for session in device.sessions.values():
+        name, pid = descriptor_of(session.session_id), session.identity.pid
+        if name not in fds and pid > 0:
+            with contextlib.suppress(OSError):  # there is no such process: it is gone
+                opened[name] = os.pidfd_open(pid)
+    return opened
 
 
 def _lives(session_id: str, fds: Mapping[str, int]) -> bool:

@@ -120,7 +120,7 @@ class Supervisor:
         """Until the next thing is due that no descriptor tells."""
         now_s = time.monotonic()
         moments = [moment for watch in self._watches.values() for moment in watch.events(now_s)]
-        if self._systemd.watchdog_s:
+        if self._systemd.watchdog_s and self._alive_due_s > now_s:  # else health is waited for
             moments.append(self._alive_due_s)
         return max(0.0, min(moments, default=now_s + MAX_WAIT_S) - now_s)
 
@@ -186,7 +186,8 @@ class Supervisor:
             for watch in self._watches.values():
                 watch.tell(Packet("settings", {"settings": self._settings.to_json()}))
             LOG.info("SIGHUP: the settings were read again")
-        self._systemd.ready()
+        if self._announced:
+            self._systemd.ready()
 
     def _upgrade(self) -> None:
         daemons = tuple(watch.daemon for watch in self._watches.values() if watch.daemon)

@@ -17,13 +17,14 @@ from .systemd import Systemd
 from .watch import Watch
 
 STOP_DEADLINE_S = 1.6  # seconds for daemons to end by themselves; all is over within 2
+KEEP_DEADLINE_S = 5.0  # the same where they leave everything for later: a job in work may end
 SPARE_S = 2.0  # seconds that systemd is asked for beyond all patience
 LOG = logging.getLogger("kvd.supervisor")
 
 
 def stop_all(watches: Iterable[Watch], signals: Signals, systemd: Systemd, patience_s: float) -> None:
     """Leases get `patience_s` seconds to end, or until a second signal arrives."""
-    systemd.stopping(patience_s + STOP_DEADLINE_S + SPARE_S)
+    systemd.stopping(patience_s + KEEP_DEADLINE_S + SPARE_S)
     stop = _Stop(watches, signals, keep=systemd.keeps_fds)
     stop.tell(patience_s)
     stop.wait()
@@ -44,7 +45,8 @@ class _Stop:
         """A second time it means: at once."""
         for watch in self._running.values():
             watch.tell(Packet("stop", {"keep": self._keep, "patience_s": patience_s}))
-        self._deadline_s = time.monotonic() + patience_s + STOP_DEADLINE_S
+        own_s = KEEP_DEADLINE_S if self._keep else STOP_DEADLINE_S
+        self._deadline_s = time.monotonic() + patience_s + own_s
 
     def wait(self) -> None:
         """Until all have ended; whoever is late is killed."""
