@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvd import errors as e
 from kvd_daemon.core import Lease, Need
-from kvd_daemon.core.quotas import require
+from kvd_daemon.core.quotas import require_room
 
 from .room import LONG_S, Room, settled
 
@@ -197,8 +197,11 @@ class AnyOrderOfCalls(RuleBasedStateMachine):
     def require(self, call: Call) -> None:
         """Raises if what the call wants does not fit."""
         need = Need(scratch=call.wanted) if call.scratch else Need(ordinary=call.wanted)
-        pool, tenant = self.room.device.pools[call.pool], self.room.holders[call.who].session.tenant
-        require(self.room.device._registry, tenant, [(pool, need)])
+        pool, tenant, quotas = self.room.device.pools[call.pool], self.tenant(call), self.room.device.quotas
+        most = quotas.of(tenant).max_blocks + (pool.reserve if call.scratch else 0)
+        if call.wanted and quotas.held.get(tenant, 0) + call.wanted > most:
+            raise e.QuotaExceededError("beyond the maximum")
+        require_room(pool, tenant, need)
 
     def tenant(self, call: Call) -> int:
         return self.room.device.tenants[self.room.holders[call.who].session.tenant]

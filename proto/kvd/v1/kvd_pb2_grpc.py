@@ -279,7 +279,8 @@ class LeaseServiceServicer(object):
 
     def Lease(self, request, context):
         """Leases blocks for one or more sequences, all or none.
-        Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, LIMIT_EXCEEDED, PREFIX_NOT_FOUND.
+        Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED,
+        PREFIX_NOT_FOUND, DEVICE_UNAVAILABLE while the daemon takes no new leases.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -289,7 +290,7 @@ class LeaseServiceServicer(object):
         """Makes room for more tokens in one or more leases, all or none. A streaming lease
         recycles its oldest window blocks instead of growing.
         Errors: SESSION_NOT_FOUND, LEASE_NOT_FOUND, NOT_OWNER, STALE_GENERATION, LEASE_BUSY,
-        LEASE_REVOKED, LEASE_EXPIRED, LEASE_LOST, POOL_EXHAUSTED, LIMIT_EXCEEDED.
+        LEASE_REVOKED, LEASE_EXPIRED, LEASE_LOST, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

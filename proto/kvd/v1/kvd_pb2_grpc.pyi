@@ -379,14 +379,15 @@ class LeaseServiceStub(typing.Generic[_LeaseServiceLeaseType, _LeaseServiceExten
 
     Lease: _LeaseServiceLeaseType
     """Leases blocks for one or more sequences, all or none.
-    Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, LIMIT_EXCEEDED, PREFIX_NOT_FOUND.
+    Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED,
+    PREFIX_NOT_FOUND, DEVICE_UNAVAILABLE while the daemon takes no new leases.
     """
 
     Extend: _LeaseServiceExtendType
     """Makes room for more tokens in one or more leases, all or none. A streaming lease
     recycles its oldest window blocks instead of growing.
     Errors: SESSION_NOT_FOUND, LEASE_NOT_FOUND, NOT_OWNER, STALE_GENERATION, LEASE_BUSY,
-    LEASE_REVOKED, LEASE_EXPIRED, LEASE_LOST, POOL_EXHAUSTED, LIMIT_EXCEEDED.
+    LEASE_REVOKED, LEASE_EXPIRED, LEASE_LOST, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED.
     """
 
     Compress: _LeaseServiceCompressType
@@ -457,7 +458,8 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[kvd.v1.kvd_pb2.LeaseResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.LeaseResponse]]:
         """Leases blocks for one or more sequences, all or none.
-        Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, LIMIT_EXCEEDED, PREFIX_NOT_FOUND.
+        Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED,
+        PREFIX_NOT_FOUND, DEVICE_UNAVAILABLE while the daemon takes no new leases.
         """
 
     @abc.abstractmethod
@@ -469,7 +471,7 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         """Makes room for more tokens in one or more leases, all or none. A streaming lease
         recycles its oldest window blocks instead of growing.
         Errors: SESSION_NOT_FOUND, LEASE_NOT_FOUND, NOT_OWNER, STALE_GENERATION, LEASE_BUSY,
-        LEASE_REVOKED, LEASE_EXPIRED, LEASE_LOST, POOL_EXHAUSTED, LIMIT_EXCEEDED.
+        LEASE_REVOKED, LEASE_EXPIRED, LEASE_LOST, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED.
         """
 
     @abc.abstractmethod
