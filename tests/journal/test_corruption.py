@@ -12,7 +12,7 @@ from tests.core.snapshot import state_of
 from kvd_daemon.core import Limits
 from kvd_daemon.journal import JournalSettings, RecordingDevice
 from kvd_daemon.journal.recovery import MAX_ASIDE
-from kvd_daemon.journal.segments import CorruptError, SegmentReader
+from kvd_daemon.journal.segments import CorruptError, Segment, SegmentReader
 from kvd_daemon.journal.snapshots import read_snapshot
 
 from .shelf import MEMORY_BYTES, copied, opened, shelf
@@ -176,3 +176,25 @@ def test_any_bytes_may_change_at_once(
 
 
 EXPECTED: dict[Path, State] = {}
+
+
+@BOUNDED
+@given(st.data())
+def test_records_of_nonsense_with_right_checksums_are_refused(tmp_path: Path, data: st.DataObject) -> None:
+    """As no disk makes them, but perhaps another program."""
+    original = tmp_path / "journal"
+    if not original.exists():
+        EXPECTED[original] = written(original, steps=40)
+    copy = copied(original, tmp_path / "copy")
+    reader = SegmentReader(max(copy.glob("*.segment")))
+    payloads = list(reader.payloads())
+    nonsense = bytearray(data.draw(st.one_of(st.sampled_from(payloads), st.binary(min_size=1, max_size=100))))
+    for at in data.draw(st.lists(st.integers(0, len(nonsense) - 1), max_size=3)):
+        nonsense[at] = data.draw(st.integers(0, 255))
+    segment = Segment.resume(reader.path, reader.header, reader.end, reader.chain)
+    assert segment.append(bytes(nonsense))
+    segment.close()
+    found = opened(copy, SMALLEST)
+    found.device.check()
+    found.device.journal.close()
+    assert found.found.state in ("recovered", "quarantined")

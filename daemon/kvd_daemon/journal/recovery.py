@@ -18,6 +18,8 @@ from .segments import SCHEMA_SUM, CorruptError, Header, Segment, SegmentReader
 from .snapshots import Snapshot, read_snapshot
 
 MAX_ASIDE = 3  # journals kept for whoever wants to know what went wrong; each is some megabytes
+IMPOSSIBLE = (KvdError, AssertionError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+"""What a device may raise when it is told what never happened."""
 LOG = logging.getLogger("kvd.journal")
 
 
@@ -117,7 +119,7 @@ def _restored(snapshot: Snapshot) -> RecordingDevice:
     try:
         device = RecordingDevice(0, snapshot.device["limits"])
         restore(snapshot.device, device)
-    except (KvdError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+    except IMPOSSIBLE as error:
         raise CorruptError(f"the snapshot is of no device: {error!r}") from error
     for reply in snapshot.replies:
         device.replies.keep(reply, device.sessions)
@@ -168,7 +170,7 @@ class _Replay:
         for event in record.events:
             try:
                 answer = EVENTS[event.name](self._device, *event.arguments)
-            except (KvdError, LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+            except IMPOSSIBLE as error:
                 raise CorruptError(f"record {self.records}: {event.name} fails again: {error!r}") from error
             if digest(answer) != event.digest:
                 raise CorruptError(f"record {self.records}: {event.name} has another outcome than it had")
