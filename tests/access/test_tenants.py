@@ -80,6 +80,17 @@ def other_worker(run_dir: Path) -> Iterator[OtherWorker]:
         stream.lose()
 
 
+def tenant_of(channel: grpc.Channel, opening: pb.OpenSession) -> str:
+    """Of the session it opens, or the reason why it opens none."""
+    stream = Stream(channel, pb.ConnectRequest(open=opening))
+    try:
+        return stream.next().opened.tenant
+    except grpc.RpcError as error:
+        return reason_of(error)
+    finally:
+        stream.lose()
+
+
 POOLS = '[pools.ours]\ntenants = ["us"]\n[pools.both]\ntenants = ["us", "theirs"]\n'
 
 
@@ -159,6 +170,19 @@ def test_a_rule_that_is_withdrawn_ends_the_sessions_it_let_in(ruled_kvd: Ruled) 
             again.next()
         assert reason_of(refused.value) == "PERMISSION_DENIED"
         again.lose()
+
+
+def test_a_worker_that_is_another_tenant_by_now_opens_another_session(ruled_kvd: Ruled) -> None:
+    kvd = ruled_kvd(rule("worker"))
+    with other_worker(kvd.run_dir) as worker:
+        (kvd.run_dir.parent / "kvd.toml").write_text(rule("worker", tenant="others"))
+        os.kill(kvd.process.pid, signal.SIGHUP)
+        with pytest.raises(grpc.RpcError) as ended:
+            worker.stream.until("nothing that comes")
+        assert reason_of(ended.value) == "SESSION_NOT_FOUND"
+        for resume_token, answer in ((worker.opened.session_token, "SESSION_NOT_FOUND"), (b"", "others")):
+            opening = pb.OpenSession(ticket=worker.process.ticket(), resume_token=resume_token)
+            assert tenant_of(worker.channel, opening) == answer
 
 
 def test_limits_that_are_lowered_count_at_once(ruled_kvd: Ruled) -> None:

@@ -121,7 +121,7 @@ class Sessions:
         try:
             tenant = self._gate.worker_of(peer.uid, peer.gids).tenant
             if resume_token:
-                resumed = self._resume(resume_token, peer)
+                resumed = self._resume(resume_token, peer, tenant)
                 peer.close()
                 return Opening(resumed, resume_token, True)
             self._check_room(tenant)
@@ -155,10 +155,11 @@ class Sessions:
         self._by_hash[opened.session.identity.token_hash] = opened
         opened.peer.watch(lambda: self._process_gone(opened))
 
-    def _resume(self, token: bytes, peer: Peer) -> OpenSession:
+    def _resume(self, token: bytes, peer: Peer, tenant: str) -> OpenSession:
         opened = self.by_token(token)
         if opened.peer.identity != peer.identity:
             raise NotOwnerError("only the session's own process may resume it; open a new session")
+        _refuse_other_tenant(opened, tenant)
         self._device.renew(opened.session_id, (), time.monotonic_ns())
         opened.peer.gids = peer.gids
         opened.outbox.put(Ended())
@@ -235,12 +236,16 @@ class Sessions:
             )
 
     def judge_again(self) -> None:
-        """After the rules changed: who may be a worker no more loses its stream, and then its TTL runs."""
+        """After the rules changed: who may be a worker no more, or is another tenant now, loses its stream.
+
+        From then on its TTL runs, since it cannot resume.
+        """
         for opened in self:
             if opened.peer.gids:
                 try:
-                    self._gate.worker_of(opened.peer.uid, opened.peer.gids)
-                except PermissionDeniedError as error:
+                    principal = self._gate.worker_of(opened.peer.uid, opened.peer.gids)
+                    _refuse_other_tenant(opened, principal.tenant)
+                except (PermissionDeniedError, SessionNotFoundError) as error:
                     LOG.warning("session %s ends: %s", opened.session_id, error)
                     opened.outbox.put(Ended(error))
 
@@ -259,3 +264,11 @@ class Sessions:
         for opened in list(self):
             self._forget(opened, None)
         self._tickets.close()
+
+
+def _refuse_other_tenant(opened: OpenSession, tenant: str) -> None:
+    """Raises SessionNotFoundError, which makes clients open a new session."""
+    if opened.session.tenant != tenant:
+        raise SessionNotFoundError(
+            f"the session is tenant {opened.session.tenant}'s, and its process {tenant}'s now; open a new one"
+        )
