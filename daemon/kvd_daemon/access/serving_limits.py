@@ -46,9 +46,12 @@ class ServingLimits:
 
     def require(self, name: str, count: int, what: str) -> None:
         """Raises LimitExceededError if `count` is above the limit of that name."""
+        if count > getattr(self, name):
+            raise self.exceeded(name, count, what)
+
+    def exceeded(self, name: str, count: int, what: str) -> LimitExceededError:
         limit: int = getattr(self, name)
-        if count > limit:
-            raise LimitExceededError(f"{count} {what}, {limit} allowed (limits.{name})", limit=limit)
+        return LimitExceededError(f"{count} {what}, {limit} allowed (limits.{name})", limit=limit)
 
     def to_table(self) -> dict[str, int]:
         """As it stands in kvd.toml."""

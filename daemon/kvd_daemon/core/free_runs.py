@@ -72,11 +72,11 @@ class FreeRuns:
         taken: list[Run] = []
         while count:
             start, length = self._pop(count)
-            used = min(length, count)
-            if used < length:
-                self._link(start + used, length - used)
-            taken.append((start, used))
-            count -= used
+            if length > count:
+                self._link(start + count, length - count)
+                length = count
+            taken.append((start, length))
+            count -= length
         return taken
 
     def give(self, runs: list[Run]) -> None:

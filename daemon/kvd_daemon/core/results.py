@@ -55,16 +55,14 @@ class Change(NamedTuple):
     skip_after: int = 0
 
 
-@dataclass(frozen=True)
-class Granted:
+class Granted(NamedTuple):
     """New leases in the order of the wishes. With `scrub` runs they are busy until `scrubbed`."""
 
     leases: list[Lease]
     scrub: list[Run]
 
 
-@dataclass(frozen=True)
-class Extended:
+class Extended(NamedTuple):
     """Grown leases in the order of the items. With `scrub` runs they are busy until `scrubbed`."""
 
     leases: list[Change]
@@ -124,8 +122,7 @@ class Compressed:
     out_of_place: bool
 
 
-@dataclass(frozen=True)
-class Reclaimed:
+class Reclaimed(NamedTuple):
     """Leases that ended and the blocks they gave back; `deferred` ones end with their running job."""
 
     leases: list[Lease]

@@ -31,11 +31,14 @@ class CallLimits:
         session = self._device.sessions.get(asker.session_id)
         if session is None:
             raise SessionNotFoundError("the session ended while this call waited; open a new one")
-        limits, held = self._gate.limits, len(session.leases)
-        limits.require("leases_per_session", held + len(wishes), "leases in one session")
+        limits, leases = self._gate.limits, len(session.leases) + len(wishes)
+        if leases > limits.leases_per_session:
+            raise limits.exceeded("leases_per_session", leases, "leases in one session")
         pool = self._device.pools.get(pool_name)
         if pool is not None:
-            limits.require("blocks_per_call", sum(_blocks(wish, pool.spec) for wish in wishes), BLOCKS)
+            blocks = sum([_blocks(wish, pool.spec) for wish in wishes])
+            if blocks > limits.blocks_per_call:
+                raise limits.exceeded("blocks_per_call", blocks, BLOCKS)
 
     def check_extend(self, items: Sequence[tuple[Progress, int]]) -> None:
         """Raises LimitExceededError."""
@@ -44,11 +47,13 @@ class CallLimits:
             lease = self._device.leases.get(progress.lease_id)
             if lease is not None and not lease.streams:
                 blocks += -(-tokens // lease.block_size)
-        self._gate.limits.require("blocks_per_call", blocks, BLOCKS)
+        if blocks > self._gate.limits.blocks_per_call:
+            raise self._gate.limits.exceeded("blocks_per_call", blocks, BLOCKS)
 
     def check_count(self, items: int) -> None:
         """Before the items are read: reading them costs more than counting. Raises LimitExceededError."""
-        self._gate.limits.require("leases_per_call", items, LEASES)
+        if items > self._gate.limits.leases_per_call:
+            raise self._gate.limits.exceeded("leases_per_call", items, LEASES)
 
 
 def _blocks(wish: LeaseWish, spec: KVSpec) -> int:

@@ -3,8 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,8 +25,7 @@ SCRUB_ATTEMPTS = 3  # kernel workers that may die over one scrub before the call
 Answer = TypeVar("Answer")
 
 
-@dataclass(frozen=True)
-class Decided:
+class Decided(NamedTuple):
     """Leases as they are now. They may be answered at once, unless they have to be scrubbed before."""
 
     changes: list[Change]
@@ -57,8 +55,7 @@ class Leases:
         granted = self._admission.take(
             asker, lambda: [self._device.need_of_lease(*asked)], lambda: self._device.lease(*asked)
         )
-        changes = [Change(lease, 0) for lease in granted.leases]
-        return Decided(changes, bool(granted.scrub))
+        return Decided([Change(lease, 0) for lease in granted.leases], bool(granted.scrub))
 
     def extend(self, asker: Asker, items: Sequence[tuple[Progress, int]]) -> Decided:
         """Raises what Device.extend does, also where others come first."""

@@ -101,7 +101,8 @@ def _list(value: list[Any]) -> bytes:
     return _tagged(b"l", len(value)) + _each(value)
 
 
-def _tuple(value: tuple[Any, ...]) -> bytes:
+def encode_tuple(value: tuple[Any, ...]) -> bytes:
+    """Also one whose fields have names: it is read as a plain one."""
     return _tagged(b"t", len(value)) + _each(value)
 
 
@@ -154,7 +155,7 @@ _WRITERS: dict[type[Any], Callable[[Any], bytes]] = {
     str: _str,
     bytes: _bytes,
     list: _list,
-    tuple: _tuple,
+    tuple: encode_tuple,
     dict: _dict,
     np.ndarray: _array,
     Fraction: lambda value: b"q" + _int(value.numerator) + _int(value.denominator),

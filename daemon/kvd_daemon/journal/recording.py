@@ -9,7 +9,7 @@ from typing import Any
 from kvd_daemon.core import Device, Limits
 from kvd_daemon.core.image import capture
 
-from .codec import encode
+from .codec import encode, encode_tuple
 from .log import Journal
 from .records import EVENTS, digest, encoded_reply
 from .replies import Replies, Reply
@@ -106,7 +106,7 @@ def _recorded(name: str, event: Callable[..., Any]) -> Callable[..., Any]:
             arguments = signature.bind(device, *arguments, **named).args[1:]
         if takes:
             device.journal.require_room()
-        written = encode(arguments)  # before: what cannot be written must not happen
+        written = encode_tuple(arguments)  # before: what cannot be written must not happen
         answer = event(device, *arguments)
         device.happened(b"".join((written_name, written, encode(digest(answer)))))
         return answer

@@ -3,9 +3,8 @@
 The bytes are values one after the other: name, arguments and digest of each event, then the reply.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from operator import attrgetter
 from struct import Struct
 from typing import Any
 from zlib import crc32
@@ -15,7 +14,7 @@ import numpy as np
 from kvd.policy import H2O, Dense, Dual, SnapKV, Span, Streaming
 from kvd_daemon.core import Device, Lease, Pool, Session
 
-from .codec import CodecError, Decoder, encode
+from .codec import CodecError, Decoder, encode_tuple
 from .replies import Reply
 
 READS = {"check", "rehearse", "need_of_lease", "needs_of_extend"}  # methods that change nothing
@@ -45,7 +44,7 @@ class Record:
 
 
 def encoded_reply(reply: Reply) -> bytes:
-    return encode(tuple(reply))
+    return encode_tuple(reply)
 
 
 def decoded(payload: bytes, decoder: Decoder) -> Record:
@@ -77,12 +76,12 @@ def _digest_of_fields(kind: type[Any]) -> Callable[[Any, int], int]:
     """For answers of several parts. A type that is neither known nor made of fields is a bug."""
     if issubclass(kind, tuple):
         return _digest_of_items
-    get = attrgetter(*(field.name for field in fields(kind)))
-    return lambda value, before: _digest_of_items(get(value), before)
+    names = [field.name for field in fields(kind)]
+    return lambda value, before: _digest_of_items([getattr(value, name) for name in names], before)
 
 
-def _digest_of_items(values: Any, before: int) -> int:
-    for value in values if isinstance(values, list | tuple) else (values,):
+def _digest_of_items(values: Sequence[Any], before: int) -> int:
+    for value in values:
         add = _DIGESTS.get(type(value), digest)
         before = add(value, before)
     return before
