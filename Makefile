@@ -32,6 +32,7 @@ test: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/bench_lifecycle.py --json benchmarks/results/lifecycle.json
 	$(BIN)/python benchmarks/bench_rpc.py benchmarks/results/rpc.json
+	$(BIN)/python benchmarks/bench_journal.py --json benchmarks/results/journal.json
 	$(BIN)/python benchmarks/bench_snapkv.py --json benchmarks/results/snapkv.json
 
 # About two minutes on two cores; the first time it fetches a small model (93 MB).
