@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,4 +63,5 @@ def test_ids_become_runs_and_ids_again(ids) -> None:
     array = ids_of([(block, 1) for block in ids])
     runs = runs_of(array)
     assert ids_of(runs).tolist() == ids
+    assert array.dtype == ids_of(runs).dtype == np.int32  # the kernel worker takes no other
     assert all(start + count != after for (start, count), (after, _) in pairwise(runs))

@@ -51,7 +51,7 @@ def ids_of(runs: list[Run]) -> IntArray:
     if not runs:
         return NO_BLOCKS
     starts, counts = np.array(runs, np.int32).T
-    before = np.cumsum(counts) - counts  # ids of earlier runs
+    before = np.cumsum(counts, dtype=np.int32) - counts  # ids of earlier runs
     ids: IntArray = np.repeat(starts - before, counts) + np.arange(counts.sum(), dtype=np.int32)
     return ids
 
