@@ -61,6 +61,16 @@ class SessionRules(Driver):
 
     @precondition(any_session)
     @rule(chance=anything)
+    def stand_still(self, chance: Chance) -> None:
+        stood = chance.randint(0, TTL)
+        self.world.now += stood
+        self.device.excuse(stood)
+        for session in self.world.sessions.values():
+            if session.state != "expired":
+                session.expires += stood
+
+    @precondition(any_session)
+    @rule(chance=anything)
     def renew_or_detach(self, chance: Chance) -> None:
         name = self.a_session(chance)
         error = self.world.session_error(name)

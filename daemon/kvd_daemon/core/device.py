@@ -145,6 +145,12 @@ class Device:
         renewing.renew(self._registry, session, progress, now_ns)
         return session
 
+    def excuse(self, stood_ns: int) -> None:
+        """Nobody could be heard for so long: sessions that have not expired by now live so much longer."""
+        for session in self.sessions.values():
+            if session.state is not SessionState.EXPIRED:
+                session.renewed_ns += stood_ns
+
     def detach(self, session_id: str, now_ns: int) -> Session:
         """Its stream was lost but its process lives: leases stay until the TTL, or a renewal."""
         session = self._registry.live_session(session_id, now_ns)

@@ -28,6 +28,7 @@ from .tickets import Tickets
 TOKEN_BYTES = 32  # 256 bits
 SESSION_ID_BYTES = 6  # for people; unique enough for 4,096 sessions, and checked
 
+STANDSTILLS_PER_TTL = 4  # a shorter one costs a worker one of its three renewals per TTL at most
 MAX_OUTBOX_EVENTS = 1024  # per stream; a worker that reads none of them is cut off
 LOG = logging.getLogger("kvd.sessions")
 
@@ -90,6 +91,7 @@ class Sessions:
         self._store = store
         self._gate = gate
         self._by_hash: dict[bytes, OpenSession] = {}
+        self._beat_ns = time.monotonic_ns()
         self._tickets = Tickets()
 
     def __iter__(self) -> Iterator[OpenSession]:
@@ -168,6 +170,7 @@ class Sessions:
 
     def by_token(self, token: bytes) -> OpenSession:
         """Raises SessionNotFoundError."""
+        self._excuse(time.monotonic_ns())
         try:
             return self._by_hash[hash_of(token)]
         except KeyError:
@@ -175,6 +178,7 @@ class Sessions:
 
     def renew(self, opened: OpenSession, progress: Sequence[Progress]) -> None:
         """Raises what Device.renew does."""
+        self._excuse(time.monotonic_ns())
         self._device.renew(opened.session_id, progress, time.monotonic_ns())
         opened.outbox.put(Renewed())
 
@@ -182,6 +186,7 @@ class Sessions:
         """Its leases stay until the TTL; unless another stream has taken over, or it is over anyway."""
         if not self._has(opened) or opened.outbox is not outbox:
             return
+        self._excuse(time.monotonic_ns())
         if opened.session.is_over(time.monotonic_ns()):
             return
         self._device.detach(opened.session_id, time.monotonic_ns())
@@ -218,8 +223,10 @@ class Sessions:
         opened.outbox.put(Ended(error))
 
     def expire(self) -> None:
-        """Fence what was not renewed in time, and tell the streams."""
+        """Fence what was not renewed in time, and tell the streams. To be called often: it is the beat."""
         now_ns = time.monotonic_ns()
+        self._excuse(now_ns)
+        self._beat_ns = now_ns
         self._tickets.expire(now_ns)
         due = [
             opened
@@ -234,6 +241,14 @@ class Sessions:
             opened.outbox.put(
                 Ended(SessionExpiredError("the session was not renewed in time; open a new one"))
             )
+
+    def _excuse(self, now_ns: int) -> None:
+        """While this process stood still it heard nobody: that is no silence of its workers'."""
+        stood_ns = now_ns - self._beat_ns
+        if stood_ns > self._ttl_ns // STANDSTILLS_PER_TTL:
+            LOG.warning("stood still for %.1f s: sessions live so much longer", stood_ns / 1e9)
+            self._beat_ns = now_ns
+            self._device.excuse(stood_ns)
 
     def judge_again(self) -> None:
         """After the rules changed: who may be a worker no more, or is another tenant now, loses its stream.
