@@ -133,7 +133,7 @@ def test_a_killed_daemons_leases_and_pools_go_on_with_the_next(own_daemon, spec)
         lease = pool.lease(tokens=16)
         epoch = client.epoch
         view, _ = pool.layer(0)
-        view[lease.block_table] = 1.0
+        view[lease.block_table.copy()] = 1.0
         own_daemon.kill()
         assert lease.extend(100).size == 100
         assert (view[lease.block_table[0]] == 1.0).all()

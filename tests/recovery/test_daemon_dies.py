@@ -18,7 +18,6 @@ from kvd.v1 import kvd_pb2 as pb
 
 from .filling import fill, values
 
-
 KILLS = 4  # the supervisor waits longer before each
 
 
