@@ -125,7 +125,7 @@ def _freeze(pid: int, seconds: float) -> None:
 
 
 def _kill_and_await_kernel(stage: Stage, number: signal.Signals) -> float:
-    stage.recovered_after(lambda: stage.status().kernel_pid != 0, "a kernel worker")
+    stage.recovered_after(lambda: stage.status().health == "serving", "a kernel worker at work")
     pid = stage.status().kernel_pid
     os.kill(pid, number)
     return stage.recovered_after(

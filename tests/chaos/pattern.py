@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvd.spec import KVSpec
-from kvd_client import Lease
+from kvd_client import KVSpec, Lease
 
 SPEC = KVSpec(layers=2, kv_heads=2, head_dim=8, dtype="float32", block_size=8)
 KEYS, VALUES = 0, 1

@@ -1,5 +1,6 @@
 """What a run survived, as numbers and as a table."""
 
+import math
 import statistics
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field

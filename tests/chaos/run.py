@@ -63,7 +63,7 @@ def run(folder: Path, outcome: Outcome, workers: int, crash_loops: int) -> None:
             _crash_loops(stage, outcome, crash_loops)
             _end(stage, outcome, before)
         except AssertionError as error:
-            outcome.unexcused.append(f"{error}\n{stage.kvd.log.read_text()[-4000:]}")
+            outcome.unexcused.append(f"{error}\n{stage.last_words()}")
         finally:
             stage.close()
 

@@ -27,6 +27,7 @@ TTL_S = 6.0  # of a session; short, so that long silences fit into a short run
 PATIENCE_S = 60.0  # for a recovery, before it counts as none
 LOOK_S = 0.002  # between two looks while a recovery is timed
 ASK_S = 3.0  # deadline of one question to the daemon
+MAX_LOG_CHARS = 4000  # of each log that is shown when a run fails
 HERE = Path(__file__).parent
 
 
@@ -74,8 +75,10 @@ class Stage:
         command = [sys.executable, "-m", "tests.chaos.worker", *arguments]
         with (self.folder / f"worker-{number}.log").open("wb") as log:
             process = subprocess.Popen(command, cwd=HERE.parent.parent, stderr=log, stdin=subprocess.DEVNULL)
-        self.workers.append(RunningWorker(number, process, state_file))
-        return self.workers[-1]
+        worker = RunningWorker(number, process, state_file)
+        self.workers.append(worker)
+        self.recovered_after(lambda: state_file.exists() or self._ended(worker), f"worker {number}")
+        return worker
 
     # Looking.
 
@@ -139,6 +142,15 @@ class Stage:
         """Open descriptors, resident bytes."""
         process = psutil.Process(self.kvd.process.pid)
         return process.num_fds(), process.memory_info().rss
+
+    def last_words(self) -> str:
+        """Of kvd, and of workers that ended by themselves."""
+        said = [self.kvd.log.read_text()[-MAX_LOG_CHARS:]]
+        for worker in self.workers:
+            if worker.process.poll() is not None:
+                log = self.folder / f"worker-{worker.number}.log"
+                said.append(f"worker {worker.number}:\n{log.read_text()[-MAX_LOG_CHARS:]}")
+        return "\n".join(said)
 
     def close(self) -> None:
         """Whatever state all of it is in."""

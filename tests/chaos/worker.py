@@ -41,6 +41,7 @@ TIMEOUT_S = 8.0  # of one call; a daemon is back within two
 HANG_S = 40.0  # an action is a handful of calls; longer, and one of them had no deadline
 SHARED_TEXTS = 6  # texts that several workers begin with
 MAX_LEASES = 12
+MIN_PRUNED = 100  # tokens; 30 % of fewer do not hold sinks and window
 MAX_PAUSE_S = 120.0  # waiting for SIGUSR2; the run was given up then
 POLICIES = (
     kvd_client.Dense(),
@@ -78,7 +79,7 @@ class Worker:
     def __init__(self, run_dir: str, number: int, seed: int) -> None:
         self._random = random.Random(seed)
         self._next_text = 1000 * (number + 1)
-        self.client = kvd_client.connect(run_dir, name=f"chaos {number}", timeout=TIMEOUT_S)
+        self.client = _connected(run_dir, f"chaos {number}")
         self.pool = self._attached()
         self.sequences: list[Sequence] = []
         self._current: Sequence | None = None
@@ -142,7 +143,7 @@ class Worker:
 
     def prune(self, sequence: Sequence) -> None:
         lease = sequence.lease
-        if lease.length < 40 or isinstance(lease.policy, kvd_client.Dense):
+        if lease.length < MIN_PRUNED or isinstance(lease.policy, kvd_client.Dense):
             return
         count = 0 if isinstance(lease.policy, kvd_client.Streaming) else 8
         shape = (SPEC.layers, count, 4, SPEC.head_dim_k)
@@ -222,12 +223,25 @@ class Worker:
         self.client.close()
 
 
+def _connected(run_dir: str, name: str) -> kvd_client.Client:
+    """As soon as a daemon answers: it may be between two lives just now."""
+    deadline = time.monotonic() + MAX_PAUSE_S
+    while True:
+        try:
+            return kvd_client.connect(run_dir, name=name, timeout=TIMEOUT_S)
+        except UnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 def main() -> None:
     run_dir, state_file, number, seed = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     asked: set[int] = set()
     for one in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         signal.signal(one, lambda number, _: asked.add(number))
     ttl_s = float(os.environ["KVD_CHAOS_TTL_S"])
+    _publish({}, state_file)  # from now on it obeys signals
     worker = Worker(run_dir, number, seed)
     while signal.SIGTERM not in asked:
         if signal.SIGUSR1 in asked:
@@ -236,12 +250,12 @@ def main() -> None:
         worker.step(ttl_s)
     worker.audit(ttl_s)
     worker.close()
-    _publish(worker, state_file)
+    _publish(worker.state(), state_file)
 
 
 def _pause(worker: Worker, state_file: Path, asked: set[int], ttl_s: float) -> None:
     worker.audit(ttl_s)
-    _publish(worker, state_file)
+    _publish(worker.state(), state_file)
     deadline = time.monotonic() + MAX_PAUSE_S
     while not asked & {signal.SIGUSR2, signal.SIGTERM} and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -249,9 +263,9 @@ def _pause(worker: Worker, state_file: Path, asked: set[int], ttl_s: float) -> N
     worker._last_step_s = time.monotonic()
 
 
-def _publish(worker: Worker, state_file: Path) -> None:
+def _publish(state: dict[str, Any], state_file: Path) -> None:
     unfinished = state_file.with_suffix(".new")
-    unfinished.write_text(json.dumps(worker.state()))
+    unfinished.write_text(json.dumps(state))
     unfinished.rename(state_file)
 
 
