@@ -1,4 +1,5 @@
-"""How long operators wait: start to ready with an 8 GiB pool, a killed worker's blocks back, SIGTERM to exit.
+"""How long operators wait: start to ready with an 8 GiB pool, a killed worker's blocks back, a killed
+daemon's leases usable again, SIGTERM to exit.
 
     python benchmarks/bench_lifecycle.py [--rounds 5] [--json PATH]
 
@@ -18,6 +19,8 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+
+import psutil
 
 import kvd_client
 
@@ -48,6 +51,7 @@ def one_round() -> dict[str, float]:
                 pool = client.pool("bench", SPEC, blocks=POOL_BLOCKS)
                 created = time.perf_counter()
                 back = killed_worker(run_dir, pool)
+                on = killed_daemon(kvd.pid, pool)
             terminated = time.perf_counter()
             kvd.terminate()
             assert kvd.wait(DEADLINE_SECONDS) == 0
@@ -55,6 +59,7 @@ def one_round() -> dict[str, float]:
                 "start to ready": ready - started,
                 "create and map an 8 GiB pool": created - ready,
                 "SIGKILL of a worker to its blocks leased again": back,
+                "SIGKILL of the daemon to its leases used again": on,
                 "SIGTERM to exit": time.perf_counter() - terminated,
             }
 
@@ -69,6 +74,24 @@ def killed_worker(run_dir: str, pool: kvd_client.Pool) -> float:
         killed = time.perf_counter()
         os.kill(worker.pid, signal.SIGKILL)
         return _until(lambda: pool.lease(tokens=everything_but_reserve)) - killed
+
+
+def killed_daemon(supervisor_pid: int, pool: kvd_client.Pool) -> float:
+    """Seconds from SIGKILL until a lease of before has grown and its bytes were read."""
+    [daemon] = psutil.Process(supervisor_pid).children()
+    with pool.lease(tokens=LEASED_TOKENS, lease_ahead=0) as lease:
+        view, _ = pool.layer(0, "numpy")
+        view[lease.block_table] = 7
+        lease.extend(LEASED_TOKENS)
+        lease.commit(LEASED_TOKENS)
+        killed = time.perf_counter()
+        daemon.kill()
+        lease.extend(1)
+        keys, _ = lease.gather(0, "numpy")
+        took = time.perf_counter() - killed
+        assert (keys == 7).all()
+        assert not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE
+        return took
 
 
 def _until(lease: Callable[[], kvd_client.Lease]) -> float:
