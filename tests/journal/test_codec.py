@@ -15,7 +15,7 @@ from tests.core.snapshot import snapshot
 from kvd.policy import H2O, Dense, Dual, Keep, SnapKV, Span, Streaming
 from kvd_daemon.core import LeaseState, LeaseWish, Progress
 from kvd_daemon.core.lease import Compacting, Scrubbing, Standing, Target
-from kvd_daemon.journal.codec import CLASSES, SCHEMA, CodecError, Decoder, encode
+from kvd_daemon.journal.codec import CLASSES, SCHEMA, CodecError, Decoder, encode, pieces
 from kvd_daemon.journal.records import EVENTS
 
 KEEPS = st.one_of(st.integers(2, 10**6), st.floats(0.01, 1.0)).map(Keep.of)
@@ -69,6 +69,11 @@ def typed(value: object) -> object:
 @given(VALUES)
 def test_what_is_read_is_what_was_written(value: object) -> None:
     assert typed(Decoder().decode(encode(value))) == typed(value)
+
+
+@given(VALUES)
+def test_what_is_written_in_pieces_is_read_too(value: object) -> None:
+    assert typed(Decoder().decode(b"".join(pieces(value)))) == typed(value)
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=16), st.integers(1, 40))

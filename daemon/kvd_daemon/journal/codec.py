@@ -6,7 +6,7 @@ by field; `SCHEMA` says which fields, so that a reader of a later version knows 
 
 import dataclasses
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from fractions import Fraction
 from operator import attrgetter
@@ -32,6 +32,7 @@ from kvd_daemon.core.quotas import Quota
 from kvd_daemon.core.session import SessionState
 
 MIN_PACKED = 16  # items; shorter lists are not worth looking for one type in all of them
+MAX_SPLIT = 64  # items of a list or dict that are pieces of their own
 MAX_DEPTH = 32  # values inside values; bounds the reader's recursion
 DTYPES = {np.dtype(name): name[0].encode() + str(np.dtype(name).itemsize).encode() for name in (
     "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")}  # fmt: skip
@@ -72,6 +73,27 @@ _real = struct.Struct("<cd").pack
 def encode(value: Any) -> bytes:
     """The bytes of a value. Anything that no reader would give back as it was is a bug, and a KeyError."""
     return _WRITERS[type(value)](value)
+
+
+def pieces(value: Any) -> Iterator[bytes | memoryview]:
+    """Bytes of the same value in parts: nothing large is copied, nothing takes long at once."""
+    kind = type(value)
+    if kind is np.ndarray:
+        yield _array_head(value)
+        yield value.data
+    elif kind is dict and len(value) <= MAX_SPLIT:
+        yield b"d" + encode(list(value))
+        yield from pieces_of_list(list(value.values()))
+    elif kind is list and len(value) <= MAX_SPLIT:
+        yield from pieces_of_list(value)
+    else:
+        yield encode(value)
+
+
+def pieces_of_list(values: list[Any]) -> Iterator[bytes | memoryview]:
+    yield _tagged(b"l", len(values))
+    for value in values:
+        yield from pieces(value)
 
 
 def _int(value: int) -> bytes:
@@ -128,8 +150,12 @@ def _dict(value: dict[Any, Any]) -> bytes:
 
 
 def _array(value: "np.ndarray[Any, Any]") -> bytes:
+    return _array_head(value) + value.tobytes()
+
+
+def _array_head(value: "np.ndarray[Any, Any]") -> bytes:
     assert value.ndim == 1, "arrays of one axis"
-    return _tagged(b"a", value.size) + DTYPES[value.dtype] + value.tobytes()
+    return _tagged(b"a", value.size) + DTYPES[value.dtype]
 
 
 def _writer_of(code: int, names: Fields) -> Callable[[Any], bytes]:

@@ -23,7 +23,6 @@ HEADER_BYTES = 64  # with checksum and end word
 END_AT = 7  # which 8-byte word says where the records end
 RECORD = struct.Struct("<II")  # bytes of the payload, checksum
 ALIGNMENT = 8  # bytes; words that must be stored in one piece
-MAX_SEGMENT_BYTES = 1 << 32  # bytes; the largest record is a request and a reply, far below
 SEALED = 1 << 31  # flag of the end word: another segment follows
 SCHEMA_SUM = crc32(encode([tuple(entry) for entry in SCHEMA]))
 
@@ -102,10 +101,6 @@ class Segment:
     @property
     def size_bytes(self) -> int:
         return len(self._view)
-
-    @property
-    def is_empty(self) -> bool:
-        return self.end == HEADER_BYTES
 
     def append(self, payload: bytes) -> bool:
         """Whether there was room for it. When this returns the record outlives the process."""

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from kvd_daemon.core.image import Image
 
-from .codec import SCHEMA, CodecError, Decoder, encode
+from .codec import SCHEMA, CodecError, Decoder, encode, pieces
 from .replies import Reply
 from .segments import HEADER, CorruptError, Header
 
@@ -44,13 +44,17 @@ class Snapshot:
 
 def write_snapshot(path: Path, header: Header, moment: Moment) -> None:
     """It is there as a whole or not at all. Raises OSError if there is no room."""
-    schema, body = encode([tuple(entry) for entry in SCHEMA]), encode(moment.plain())
-    sizes = SIZES.pack(len(schema), len(body), crc32(body, crc32(schema)))
-    new = path.with_suffix(".writing")
+    schema = encode([tuple(entry) for entry in SCHEMA])
+    new, checksum, size = path.with_suffix(".writing"), crc32(schema), 0
     try:
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
-            file.writelines((header.packed(), sizes, schema, body))
+            file.write(header.packed() + bytes(SIZES.size) + schema)
+            for piece in pieces(moment.plain()):
+                checksum, size = crc32(piece, checksum), size + memoryview(piece).nbytes
+                file.write(piece)
+            file.seek(BODY_AT)
+            file.write(SIZES.pack(len(schema), size, checksum))
     except OSError:
         new.unlink(missing_ok=True)
         raise
