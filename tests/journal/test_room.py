@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,18 @@ def test_a_record_larger_than_a_segment_gets_its_own(device, folder) -> None:
     device.seal("ann", Progress(lease_id, 1, 8_000, 8_000), hashes)
     device.release("ann", [lease_id])
     device.journal.settle()
+    read_again(folder, device)
+
+
+def test_a_folder_that_somebody_removed_is_made_again_with_all_there_is(device, folder) -> None:
+    kept = lease(device)
+    shutil.rmtree(folder)
+    taken = leases_until_refused(device)
+    for lease_id in taken:
+        for length in range(1, 4):
+            device.renew("ann", [Progress(lease_id, 1, length, length)], length)
+        device.release("ann", [lease_id])
+    assert list(device.leases) == [kept]
     read_again(folder, device)
 
 

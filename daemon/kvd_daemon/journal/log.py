@@ -103,8 +103,8 @@ class Journal:
         self._make_room()
         if self._segment is None or self._segment.end > self._limit:
             raise UnavailableError(
-                f"the journal in {self.folder} needs {self._settings.segment_bytes} bytes more, and there is "
-                "no room: nothing is leased until some is made; releases still work",
+                f"{self._trouble or 'the journal is closed'}; nothing is leased until there are "
+                f"{self._settings.segment_bytes} bytes of room, releases still work",
                 folder=self.folder,
                 missing_bytes=self._settings.segment_bytes,
             )
@@ -186,6 +186,7 @@ class Journal:
             self._segment = None
         place = self._number + 1, 0
         try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have removed it
             self._files.delete_before(place[0])
             self._use(_first_segment(self._files, self._settings, place, self._capture))
         except OSError as error:
@@ -226,7 +227,7 @@ class Journal:
     def remove(self) -> None:
         """The memory it tells of goes now."""
         self.close()
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)  # or somebody has removed it already
 
 
 def _first_segment(
