@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.running_kvd import eventually, running_kvd
 from tests.supervisor.writer import Writer
@@ -33,6 +34,14 @@ def test_an_upgrade_stops_at_a_daemon_that_does_not_serve_and_goes_on_when_it_ca
         for writer in writers:
             writer.check()
             writer.close()
+
+
+def test_kernel_workers_of_dead_daemons_are_collected(tmp_path: Path) -> None:
+    with running_kvd(tmp_path, "--host-memory", "64MiB") as kvd:
+        kernel, supervisor = kvd.kernel_pid(), psutil.Process(kvd.process.pid)
+        os.kill(kvd.daemon_pid(), signal.SIGKILL)
+        eventually(lambda: not psutil.pid_exists(kernel), "the kernel worker to be collected")
+        eventually(lambda: len(supervisor.children()) == 1, "one daemon and no zombie")
 
 
 def test_a_daemon_that_dies_again_and_again_is_started_ever_more_slowly(tmp_path: Path) -> None:

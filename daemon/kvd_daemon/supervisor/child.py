@@ -1,6 +1,7 @@
 """A child process as a number and a pidfd: what of it survives when the supervisor executes new code."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -19,6 +20,10 @@ NOT_FOR_CHILDREN = frozenset(
     )
 )
 """What systemd tells this process alone."""
+
+
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+MAX_ORPHANS = 64  # collected at a time; a daemon leaves one, rarely two
 
 
 @dataclass(frozen=True)
@@ -60,3 +65,20 @@ class Child:
 
     def close(self) -> None:
         os.close(self.pidfd)
+
+
+def adopt_orphans() -> None:
+    """Kernel workers of a dead daemon become children of this process, wherever it runs."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap_orphans(own: Collection[int]) -> None:
+    """Collect what has exited, up to the first of `own`, whose status somebody else asks for."""
+    for _ in range(MAX_ORPHANS):
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if found is None or found.si_pid in own:
+            return
+        os.waitpid(found.si_pid, 0)

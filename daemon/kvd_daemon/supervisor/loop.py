@@ -14,6 +14,7 @@ from kvd_daemon.channel import ChannelEndedError, Packet
 from kvd_daemon.processes import OPERATOR_MISTAKE
 from kvd_daemon.settings import Settings
 
+from .child import adopt_orphans, reap_orphans
 from .daemon import Daemon
 from .handoff import Handoff
 from .kept import Kept
@@ -69,6 +70,7 @@ class Supervisor:
     def run(self) -> int:
         """The exit status."""
         self._selector.register(self._signals, selectors.EVENT_READ)
+        adopt_orphans()
         self._kept.drop_all_but(self._watches)
         self._start_missing()
         status = 0
@@ -149,6 +151,7 @@ class Supervisor:
             watch.judge(now_s)
         self._rollout.advance()
         self._tell_systemd(now_s)
+        reap_orphans({watch.daemon.child.pid for watch in self._watches.values() if watch.daemon})
 
     def _tell_systemd(self, now_s: float) -> None:
         watches = self._watches.values()
