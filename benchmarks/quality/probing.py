@@ -32,7 +32,7 @@ class WatchedCache(KvdCache):
         self.queries = Queries(lease.pool.spec.layers, None)
 
     def see_queries(self, layer: int, query: torch.Tensor) -> None:
-        self.queries.add(layer, query)
+        self.queries.add(layer, query[0])
 
     def forward_ends(self) -> None:
         super().forward_ends()
@@ -43,7 +43,7 @@ class ProbeCache(KvdCache):
     """Forward passes whose tokens do not stay, so that one lease can be asked many times."""
 
     def forward_ends(self) -> None:
-        self.sequence.finish()
+        self.batch.finish()
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,12 @@ class CompressionReport:
         return self.blocks_before - self.blocks_after
 
     @classmethod
+    def of_nothing(cls, tokens: int, blocks: int) -> "CompressionReport":
+        """Of a lease that stayed as it was."""
+        mass = np.zeros(0, np.float32)
+        return cls(tokens, tokens, blocks, blocks, True, False, 0.0, mass)
+
+    @classmethod
     def from_proto(cls, report: pb.CompressionReport) -> "CompressionReport":
         return cls(
             report.tokens_before,

@@ -165,6 +165,14 @@ def test_a_bound_is_a_number_of_tokens(pool):
         KvdCache(pool.lease(policy=POLICIES["dual"]), compress="bounded")
 
 
+@pytest.mark.parametrize(
+    "policy", [Dual(window=30, keep=32), Span(window=10, keep=16, granularity="block")], ids=str
+)
+def test_a_bound_below_sinks_and_window_is_refused_before_anything_runs(pool, policy):
+    with pytest.raises(InvalidArgumentError, match="sinks and window alone need"):
+        KvdCache(pool.lease(), compress="bounded", policy=policy)
+
+
 def test_queries_of_one_cache_serve_another_lease_of_the_same_tokens(pool, attached):
     ids, policy = some_ids(PROMPT), POLICIES["snapkv"]
     first, _ = prefilled(pool, attached, ids, policy, (PROMPT,))
@@ -178,6 +186,22 @@ def test_a_prompt_shorter_than_the_window_stays_whole(pool, attached):
     cache, _ = prefilled(pool, attached, some_ids(7), Dual(window=32, kernel=5, keep=0.5))
     assert cache.reports[0].unchanged
     assert cache.lease.length == 7
+
+
+@pytest.mark.parametrize("tokens", [13, 20, 40])
+@pytest.mark.parametrize("name", ["snapkv", "dual", "span by token", "span by block", "h2o"])
+def test_a_prompt_too_short_for_sinks_window_and_share_stays_whole_and_goes_on(pool, attached, name, tokens):
+    policy = replace(POLICIES[name], keep=0.1, sinks=4)
+    policy = replace(policy, **{"recent" if name == "h2o" else "window": 8})
+    ids = some_ids(tokens)
+    with pytest.raises(InvalidArgumentError, match="sinks and window alone need"):
+        policy.target_tokens(tokens, BLOCK_SIZE)
+    with pool.lease(policy=policy) as lease:
+        cache = KvdCache(lease, compress="after_prefill")
+        generate(attached, ids, 5, cache)
+        (report,) = cache.reports
+        assert (report.unchanged, report.tokens_kept, report.blocks_freed) == (True, tokens, 0)
+        assert lease.length == lease.position == tokens + 4
 
 
 def test_after_a_shared_prefix_fewer_queries_vote(pool, attached):

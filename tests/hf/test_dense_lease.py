@@ -120,7 +120,7 @@ def test_a_pool_of_another_geometry_is_refused(client, attached):
     from kvd_client import KVSpec
 
     other = client.pool("other", KVSpec(3, 4, 16, "float32", block_size=8), 8)
-    with pytest.raises(InvalidArgumentError, match=r"\(1, 2, 16, 16\), the lease has \(1, 4, 16, 16\)"):
+    with pytest.raises(InvalidArgumentError, match=r"\(1, 2, 16, 16\), the leases have \(1, 4, 16, 16\)"):
         forward(attached, some_ids(4), KvdCache(other.lease()))
 
 

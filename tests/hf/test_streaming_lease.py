@@ -78,7 +78,7 @@ def test_padding_cannot_be_told_apart_once_tokens_are_dropped(pool, attached):
     forward(attached, some_ids(60), cache)
     mask = torch.ones(1, 61)
     mask[0, 0] = 0
-    with pytest.raises(InvalidArgumentError, match="send no padding"):
+    with pytest.raises(InvalidArgumentError, match="no others can be hidden"):
         forward(attached, some_ids(1), cache, attention_mask=mask)
 
 

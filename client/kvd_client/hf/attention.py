@@ -1,7 +1,8 @@
 """Joining a transformers model to its kvd caches: masks, queries, and the moment a forward pass ends.
 
 `attach` gives the model an attention implementation of its own, "kvd", which is transformers' sdpa with
-two additions: window queries are taken on the way, and a streaming lease's windows slide per query.
+three additions: window queries are taken on the way, a streaming lease's windows slide per query, and rows
+of a batch may have dropped different tokens.
 """
 
 import threading
@@ -13,6 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from kvd.arguments import refused
 from kvd.errors import InvalidArgumentError
 from kvd_client.hf.cache import KvdCache
 
@@ -26,8 +28,10 @@ _attached: "weakref.WeakSet[torch.nn.Module]" = weakref.WeakSet()
 def attach(model: PreTrainedModel) -> None:
     """Let `model`'s KvdCaches compress and stream. Once per model; dense leases do without it.
 
-    Raises InvalidArgumentError if the model does not use transformers' sdpa attention.
+    Raises InvalidArgumentError if it is no transformers model, or does not use transformers' sdpa attention.
     """
+    if not isinstance(model, PreTrainedModel):
+        raise refused("model", model, "a transformers PreTrainedModel")
     decoder = model.base_model
     if decoder in _attached:
         return
@@ -47,7 +51,8 @@ def attach(model: PreTrainedModel) -> None:
 def kvd_attention(
     module: torch.nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
-    """transformers' sdpa, which also shows the queries [1, query_heads, tokens, head_dim] to the cache."""
+    """transformers' sdpa, which also shows the queries [rows, query_heads, new columns, head_dim] to the
+    cache."""
     cache = running_cache()
     if cache is not None:
         cache.see_queries(int(module.layer_idx), query)  # type: ignore[arg-type]
@@ -55,9 +60,9 @@ def kvd_attention(
 
 
 def kvd_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
-    """transformers' sdpa mask, or the sliding one [1, 1, new tokens, keys] of a streaming lease."""
+    """transformers' sdpa mask, or the cache's own one [rows, 1, new columns, keys]."""
     cache = running_cache()
-    own = cache.mask_of_own(kwargs.get("attention_mask")) if cache is not None else None
+    own = cache.mask_of_own() if cache is not None else None
     if own is not None:
         return own
     mask: torch.Tensor | None = sdpa_mask(*args, **kwargs)
@@ -73,7 +78,7 @@ def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
     given = [*args, *(kwargs.get(name) for name in CACHE_ARGUMENTS)]
     cache = next((each for each in given if isinstance(each, KvdCache)), None)
     if cache is not None:
-        cache.forward_begins(module)
+        cache.forward_begins(module, kwargs.get("attention_mask", args[1] if len(args) > 1 else None))
     _running.cache = cache
 
 

@@ -1,139 +1,171 @@
-"""A transformers Cache whose keys and values live in the blocks of a lease."""
+"""A transformers Cache whose keys and values live in the blocks of leases."""
 
-from typing import Any, Literal, NoReturn
+from collections.abc import Sequence
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from kvd.arguments import listed, one_of, whole
+from kvd.convert import policy_to_proto
 from kvd.errors import InvalidArgumentError
 from kvd.policy import Policy
 from kvd_client import CompressionReport, Lease
+from kvd_client.hf.batch import LeasedBatch
+from kvd_client.hf.padding import Padding
 from kvd_client.hf.paged import LayerViews
 from kvd_client.hf.pruning import Pruning
 from kvd_client.hf.rope import Rotation
-from kvd_client.hf.sequence import LeasedSequence
 
+LEASES = "a lease, or a list of them,"
 CompressWhen = Literal["never", "after_prefill", "bounded", "when_asked"]
 
 
 class KvdCache(Cache):
-    """One sequence's keys and values in a lease: `model.generate(..., past_key_values=KvdCache(lease))`.
+    """Keys and values in a lease: `model.generate(..., past_key_values=KvdCache(lease))`.
 
-    lease     of a pool with the model's geometry; it may hold tokens already (a shared prefix)
-    compress  "never"; "after_prefill": once, after the first forward pass; "when_asked": queries are kept
-              ready for `compress()`, for prompts that come in several passes; "bounded": whenever a block has
-              come on top of the number of tokens to keep
+    lease     of a pool with the model's geometry; it may hold tokens already (a shared prefix). For a batch
+              a list of leases, one for each row
+    compress  "never"; "after_prefill": once, after the first forward pass, unless the prompt is too short
+              for the policy; "when_asked": queries are kept ready for `compress()`, for prompts that come in
+              several passes; "bounded": whenever a block has come on top of the number of tokens to keep
     policy    what a compression keeps, if not the lease's own policy
 
-    Batch size 1. The sequence length it reports is the true position, so that rotary embeddings stay right
-    after a compression. Streaming leases and compression need an attached model (`attach`).
-    `reports` has one entry for each compression.
+    Padding, as generate() tells it by `attention_mask`, takes no slot: a row's lease holds its tokens, and
+    each row is compressed by itself. The sequence length reported is the true position, padding included, so
+    that rotary embeddings stay right after a compression. Streaming leases, compression, and batches need an
+    attached model (`attach`). `reports` has one entry for each compression, rows in order.
+
+    Raises InvalidArgumentError on anything else, and for leases of several pools.
     """
 
-    def __init__(self, lease: Lease, compress: CompressWhen = "never", policy: Policy | None = None) -> None:
-        self.sequence = LeasedSequence(lease)
+    def __init__(
+        self, lease: Lease | Sequence[Lease], compress: CompressWhen = "never", policy: Policy | None = None
+    ) -> None:
+        one_of("compress", compress, get_args(CompressWhen))
+        leases = [lease] if isinstance(lease, Lease) else listed("lease", lease, LEASES)
+        if policy is not None:
+            policy_to_proto(policy)
+            if compress == "never":
+                raise InvalidArgumentError(f'{policy} for a cache that compresses "never"; say when')
+        self.batch = LeasedBatch(leases)
         self.reports: list[CompressionReport] = []
-        self._pruning = None if compress == "never" else Pruning(lease, policy or lease.policy)
+        pruned = leases if compress != "never" else []
+        self._prunings = [Pruning(each, policy or each.policy) for each in pruned]
         self._when = compress
-        if compress == "bounded" and self._kept_ready().budget_tokens is None:
-            raise InvalidArgumentError('"bounded" needs a number of tokens to keep, e.g. keep=512')
+        if compress == "bounded":
+            for pruning in self._prunings:
+                pruning.check_bound()
         self._attached = False
-        self._asked_tokens = 0
-        super().__init__(layers=[KvdLayer(self, index) for index in range(self.sequence.layers)])
+        self._padding = Padding(self.batch, None)
+        self._asked_columns = 0
+        layers = range(self.batch.pool.spec.layers)
+        super().__init__(layers=[KvdLayer(self, index) for index in layers])
+
+    @property
+    def leases(self) -> list[Lease]:
+        """The leases under it, one for each row; release them when the sequences are over."""
+        return [row.lease for row in self.batch.rows]
 
     @property
     def lease(self) -> Lease:
-        """The lease under it; release it when the sequence is over."""
-        return self.sequence.lease
+        """The lease of a cache of one row. Raises InvalidArgumentError if there are more."""
+        if len(self.batch.rows) > 1:
+            raise InvalidArgumentError(f"a cache of {len(self.batch.rows)} leases; see `leases`")
+        return self.batch.rows[0].lease
 
-    def compress(self) -> CompressionReport:
-        """Prune the lease now, between two forward passes. Raises what Lease.compress raises."""
-        report = self._kept_ready().compress()
-        self.reports.append(report)
-        return report
+    def compress(self) -> list[CompressionReport]:
+        """Prune now, between two forward passes, row by row; a report for each. Raises what Lease.compress
+        raises; the rows before that one are compressed then, and in `reports`."""
+        reports = []
+        for pruning in self._kept_ready():
+            reports.append(pruning.compress())
+            self.reports.append(reports[-1])
+        return reports
 
-    def window_queries(self) -> torch.Tensor:
+    def window_queries(self, row: int = 0) -> torch.Tensor:
         """The queries that would vote now, [layers, tokens, query_heads, head_dim], for other leases of the
         same tokens. Under H2O those that no score counts yet."""
-        queries = self._kept_ready().queries
-        return queries.oldest(queries.count)
+        ready = self._kept_ready()
+        return ready[whole("row", row, 0, len(ready) - 1)].newest_queries()
 
-    def _kept_ready(self) -> Pruning:
-        if self._pruning is None:
+    def _kept_ready(self) -> list[Pruning]:
+        if not self._prunings:
             raise InvalidArgumentError(
                 'this cache keeps no queries; make it with KvdCache(lease, "when_asked")'
             )
-        return self._pruning
+        return self._prunings
 
-    def forward_begins(self, decoder: torch.nn.Module) -> None:
+    def forward_begins(self, decoder: torch.nn.Module, attention_mask: Any) -> None:
         """An attached decoder starts to run with this cache."""
-        streaming = self.sequence.streaming
-        if not self._attached and streaming is not None and streaming.rope == "cache":
+        if not self._attached and self.batch.renumbers:
             assert isinstance(decoder.rotary_emb, torch.nn.Module)
-            self.sequence.set_rotation(Rotation.of_model(decoder.rotary_emb))
+            self.batch.set_rotation(Rotation.of_model(decoder.rotary_emb))
         self._attached = True
-        if self._pruning is not None:
-            self._pruning.queries.begin()
+        self._padding = Padding(self.batch, attention_mask)
+        for pruning in self._prunings:
+            pruning.queries.begin()
 
     def see_queries(self, layer: int, query: torch.Tensor) -> None:
-        """A layer's queries [1, query_heads, new tokens, head_dim], after the rotary embedding."""
-        if self._pruning is not None:
-            self._pruning.queries.add(layer, query)
+        """A layer's queries [rows, query_heads, new columns, head_dim], after the rotary embedding."""
+        for pruning, tokens in zip(self._prunings, self.batch.tokens_of(query), strict=False):
+            pruning.queries.add(layer, tokens)
 
     def forward_ends(self) -> None:
         """All layers have read: the new tokens count, and blocks may move."""
-        new_tokens = self.sequence.finish()
-        if self._pruning is None:
-            self.lease.commit(new_tokens)
+        new_tokens = self.batch.finish()
+        if not self._prunings:
+            self._commit(new_tokens)
             return
-        self._pruning.commit(new_tokens)
-        if self._when == "after_prefill" or (self._when == "bounded" and self._pruning.is_over()):
-            self.compress()
+        for pruning, count in zip(self._prunings, new_tokens, strict=True):
+            pruning.commit(count)
+        self._prune()
+
+    def _prune(self) -> None:
         if self._when == "after_prefill":
-            self._pruning = None
+            self.reports += [pruning.compress_prompt() for pruning in self._prunings]
+            self._prunings = []
+        elif self._when == "bounded":
+            self.reports += [pruning.compress() for pruning in self._prunings if pruning.is_over()]
 
-    def mask_of_own(self, padding_mask: torch.Tensor | None) -> torch.Tensor | None:
-        """The mask [1, 1, new tokens, keys] (True: seen) where the causal one is not right: several new
-        tokens in a streaming lease, each with its own window.
+    def _commit(self, new_tokens: Sequence[int]) -> None:
+        for lease, count in zip(self.leases, new_tokens, strict=True):
+            lease.commit(count)
 
-        padding_mask  [1, tokens] or None. Raises InvalidArgumentError if it hides tokens and the lease has
-        dropped some, since then keys no longer stand at the mask's places.
-        """
-        visible = self.sequence.visible()
-        if padding_mask is not None and visible.count < visible.position and not padding_mask.all():
-            raise InvalidArgumentError(
-                "the attention_mask hides tokens, but the lease has dropped some; send no padding"
-            )
-        if self.sequence.streaming is None or self._asked_tokens == 1:
-            return None
-        return self.sequence.streaming_mask(visible, self._asked_tokens)
+    def mask_of_own(self) -> torch.Tensor | None:
+        """The mask [rows, 1, new columns, keys] (True: seen) where transformers' one is not right: rows that
+        dropped tokens beside rows with others, and windows that slide."""
+        return self._padding.mask(self._asked_columns)
 
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerViews:
         """Store a layer's new keys and values; all keys and values that its attention reads."""
         if layer == 0:
             self._check(keys, values)
-        seen = self.sequence.update(layer, keys, values)
-        if layer == self.sequence.layers - 1 and not self._attached:
-            self.lease.commit(self.sequence.finish())
+            self.batch.begin(self._padding.new_tokens(keys.shape[2]))
+        seen = self.batch.update(layer, keys, values)
+        if layer == self.batch.pool.spec.layers - 1 and not self._attached:
+            self._commit(self.batch.finish())
         return seen
 
     def _check(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        spec = self.lease.pool.spec
+        spec, rows = self.batch.pool.spec, len(self.batch.rows)
         given = (*keys.shape[:2], keys.shape[3], values.shape[3])
-        wanted = (1, spec.kv_heads, spec.head_dim_k, spec.head_dim_v)
+        wanted = (rows, spec.kv_heads, spec.head_dim_k, spec.head_dim_v)
         if given != wanted:
             raise InvalidArgumentError(
-                f"(batch, kv_heads, head_dim_k, head_dim_v) is {given}, the lease has {wanted}; "
-                f"a lease holds one sequence, and its pool's geometry must be the model's"
+                f"(batch, kv_heads, head_dim_k, head_dim_v) is {given}, the leases have {wanted}; a lease "
+                f"holds one sequence, KvdCache([lease, ...]) a batch; the pool's geometry must be the model's"
             )
-        if not self._attached and (self._pruning is not None or self.sequence.streaming is not None):
-            raise InvalidArgumentError("streaming and compression need kvd_client.hf.attach(model) first")
+        if not self._attached and (self._prunings or self.batch.streams or rows > 1):
+            raise InvalidArgumentError(
+                "streaming, compression and batches need kvd_client.hf.attach(model) first"
+            )
 
-    def mask_sizes(self, new_tokens: int) -> tuple[int, int]:
+    def mask_sizes(self, new_columns: int) -> tuple[int, int]:
         """Keys that attention will get, and the position the first would have if none had been dropped."""
-        self._asked_tokens = new_tokens
-        visible = self.sequence.visible()
-        return visible.count + new_tokens, visible.position - visible.count
+        self._asked_columns = new_columns
+        width = self.batch.width_now()
+        return width + new_columns, self.batch.columns - width
 
 
 class KvdLayer(CacheLayerMixin):
@@ -151,12 +183,12 @@ class KvdLayer(CacheLayerMixin):
         return self._cache.append(self._index, key_states, value_states)
 
     def get_mask_sizes(self, new: torch.Tensor | int) -> tuple[int, int]:
-        """`new` is the new tokens' count, or in older releases their positions."""
+        """`new` is the new columns' count, or in older releases their positions."""
         return self._cache.mask_sizes(new if isinstance(new, int) else new.shape[0])
 
     def get_seq_length(self) -> int:
-        """The next token's true position."""
-        return self._cache.lease.position
+        """The next column's true position."""
+        return self._cache.batch.columns
 
     def get_max_length(self) -> int:
         """No limit but the pool's: -1, as transformers has it."""

@@ -28,12 +28,13 @@ class PagedLayers:
         self._buffers: list[torch.Tensor | None] = [None, None]
 
     def write(self, layer: int, target: Target, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store rows of keys and values [1, kv_heads, new tokens, head_dim] in their blocks."""
-        ids = (target.rows, target.blocks, target.offsets)
-        rows, blocks, offsets = (torch.from_numpy(each) for each in ids)
+        """Store tokens of keys and values [rows, kv_heads, new columns, head_dim] in their blocks."""
+        ids = (target.rows, target.columns, target.blocks, target.offsets)
+        rows, columns, blocks, offsets = (torch.from_numpy(each) for each in ids)
         for view, states in zip(self._views[layer], (keys, values), strict=True):
-            tokens = states[0].transpose(0, 1)
-            chosen = tokens if rows.numel() == tokens.shape[0] else tokens[rows]
+            tokens = states.transpose(1, 2)
+            is_every = rows.numel() == tokens.shape[0] * tokens.shape[1]
+            chosen = tokens.flatten(0, 1) if is_every else tokens[rows, columns]
             view[blocks, offsets] = chosen.to(view.dtype)
 
     def view(self, layer: int, blocks: Ids, tokens: int, dtype: torch.dtype) -> LayerViews | None:
@@ -44,31 +45,40 @@ class PagedLayers:
             return None
         return k[:tokens].transpose(0, 1)[None], v[:tokens].transpose(0, 1)[None]
 
-    def read(self, layer: int, visible: Visible, new: LayerViews) -> LayerViews:
-        """Gathered copies [1, kv_heads, visible + new tokens, head_dim], in the dtype of `new`.
+    def read(self, layer: int, visible: Sequence[Visible], width: int, new: LayerViews) -> LayerViews:
+        """Gathered copies [rows, kv_heads, width + new columns, head_dim], in the dtype of `new`: each row's
+        visible tokens end at `width`, and zeros are left of them.
 
         Must be called before `write`: the blocks are read as they were before the new tokens.
         """
-        k, v = (self._gather(layer, part, visible, new[part]) for part in (0, 1))
+        k, v = (self._gather(layer, part, visible, width, new[part]) for part in (0, 1))
         return k, v
 
-    def _gather(self, layer: int, part: int, visible: Visible, new: torch.Tensor) -> torch.Tensor:
-        view, new_tokens = self._views[layer][part], new[0].transpose(0, 1)
+    def _gather(
+        self, layer: int, part: int, visible: Sequence[Visible], width: int, new: torch.Tensor
+    ) -> torch.Tensor:
+        view, new_tokens = self._views[layer][part], new.transpose(1, 2)
         block_size = view.shape[1]
-        old_tokens = visible.blocks.size * block_size
-        buffer = self._buffer(part, old_tokens + new_tokens.shape[0], new_tokens)
-        blocks = buffer[:old_tokens].view(-1, *view.shape[1:])
+        end = max(width, *(each.length for each in visible))
+        room = end + max(block_size, new_tokens.shape[1])
+        buffer = self._buffer(part, room, new_tokens)
+        for row, each in enumerate(visible):
+            first = self._gather_row(part, each, buffer[row, end - each.length :], view)
+            buffer[row, end - width : end - each.length + first] = 0
+        buffer[:, end : end + new_tokens.shape[1]] = new_tokens.to(view.dtype)
+        return buffer[:, end - width : end + new_tokens.shape[1]].transpose(1, 2)
+
+    def _gather_row(self, part: int, visible: Visible, buffer: torch.Tensor, view: torch.Tensor) -> int:
+        """Copy a row's blocks to the front of `buffer`; the first slot to be seen."""
+        blocks = buffer[: visible.blocks.size * view.shape[1]].view(-1, *view.shape[1:])
         if len(visible.runs) <= COPIED_RUNS:
             for at, first, count in visible.runs:
                 blocks[at : at + count] = view[first : first + count]
         else:
             blocks.copy_(view[torch.from_numpy(visible.blocks)])
-        first = self._place_sinks(part, visible, buffer, view)
-        end = visible.length + new_tokens.shape[0]
-        buffer[visible.length : end] = new_tokens.to(view.dtype)
-        return buffer[first:end].transpose(0, 1)[None]
+        return self._place_sinks(part, visible, buffer)
 
-    def _place_sinks(self, part: int, visible: Visible, buffer: torch.Tensor, view: torch.Tensor) -> int:
+    def _place_sinks(self, part: int, visible: Visible, buffer: torch.Tensor) -> int:
         """Put the sinks right before the window, over slots nobody sees; the first slot to be seen."""
         first = visible.start - visible.sinks
         if first == 0 and visible.sink_shift == 0:
@@ -81,9 +91,10 @@ class PagedLayers:
         return first
 
     def _buffer(self, part: int, tokens: int, like: torch.Tensor) -> torch.Tensor:
+        """[rows, tokens or more, kv_heads, head_dim] as of the last call."""
         buffer = self._buffers[part]
-        if buffer is None or buffer.shape[0] < tokens or buffer.dtype != like.dtype:
-            buffer = like.new_empty((int(tokens * GROWTH), *like.shape[1:]))
+        if buffer is None or buffer.shape[1] < tokens or buffer.dtype != like.dtype:
+            buffer = like.new_empty((like.shape[0], int(tokens * GROWTH), *like.shape[2:]))
             self._buffers[part] = buffer
         return buffer
 

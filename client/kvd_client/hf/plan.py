@@ -1,5 +1,6 @@
 """What one forward pass reads and writes: block ids and offsets, the same for every layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -9,6 +10,7 @@ import numpy.typing as npt
 from kvd.policy import Streaming
 
 Ids = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,9 @@ class Visible:
         window_position = self.position - (self.length - self.start)
         return window_position - self.sinks if self.rotated else 0
 
-    def positions(self, new_tokens: int) -> Ids:
-        """Positions of the visible slots and of `new_tokens` new ones after them."""
-        window_position = self.position - (self.length - self.start)
-        window = np.arange(window_position, self.position + new_tokens)
+    def positions(self) -> Ids:
+        """Of the visible slots, [count]."""
+        window = np.arange(self.position - (self.length - self.start), self.position)
         return np.concatenate((np.arange(self.sinks), window))
 
 
@@ -62,14 +63,22 @@ def window_visible(everything: Visible, policy: Streaming) -> Visible:
 
 @dataclass(frozen=True)
 class Target:
-    """Where new tokens are stored: row rows[i] of them at offset offsets[i] of block blocks[i]."""
+    """Where new tokens are stored: columns[i] of row rows[i] at offset offsets[i] of block blocks[i]."""
 
     rows: Ids
+    columns: Ids
     blocks: Ids
     offsets: Ids
 
     @classmethod
-    def of_slots(cls, slots: Ids, block_size: int) -> "Target":
-        """From one pool slot for each new token; those in the null block are stored nowhere."""
-        rows = np.flatnonzero(slots >= block_size)
-        return cls(rows, slots[rows] // block_size, slots[rows] % block_size)
+    def of_slots(cls, row: int, columns: Ids, slots: Ids, block_size: int) -> "Target":
+        """From one pool slot for each new token of a row; those in the null block are stored nowhere."""
+        stored = slots >= block_size
+        slots, columns = slots[stored], columns[stored]
+        return cls(np.full(slots.size, row), columns, slots // block_size, slots % block_size)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Target]") -> "Target":
+        """Those of several rows as one."""
+        ids = ((part.rows, part.columns, part.blocks, part.offsets) for part in parts)
+        return cls(*(np.concatenate(each) for each in zip(*ids, strict=True)))

@@ -1,6 +1,9 @@
 """What compression needs from forward passes: the queries that vote, or running attention scores (H2O)."""
 
+import torch
+
 from kvd.errors import InvalidArgumentError
+from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.policy import H2O, Keep, Policy, SnapKV, Span
 from kvd_client import CompressionReport, Lease
 from kvd_client.hf.queries import Queries
@@ -40,19 +43,42 @@ class Pruning:
         """Tokens to keep, if the policy names a number and not a share."""
         return Keep.of(self._policy.keep).tokens
 
+    def check_bound(self) -> None:
+        """Raises InvalidArgumentError unless the policy keeps a number of tokens, however many there are."""
+        if self.budget_tokens is None:
+            raise InvalidArgumentError('"bounded" needs a number of tokens to keep, e.g. keep=512')
+        block_size = self._lease.pool.spec.block_size
+        for tokens in range(MAX_TOKENS_PER_LEASE - block_size, MAX_TOKENS_PER_LEASE):
+            self._policy.target_tokens(tokens, block_size)
+
     def is_over(self) -> bool:
         """Whether a whole block has come on top of the budget: once a block, not once a token."""
         block_size = self._lease.pool.spec.block_size
         target = self._policy.target_tokens(self._lease.length, block_size)
         return self._lease.length >= target + block_size
 
+    def compress_prompt(self) -> CompressionReport:
+        """`compress`; a prompt too short for sinks, window and share stays whole, as one within budget."""
+        try:
+            self._policy.target_tokens(self._lease.length, self._lease.pool.spec.block_size)
+        except InvalidArgumentError:
+            return CompressionReport.of_nothing(self._lease.length, self._lease.block_table.size)
+        return self.compress()
+
     def compress(self) -> CompressionReport:
         """Raises what Lease.compress raises."""
         if not isinstance(self._policy, H2O):
-            return self._lease.compress(self._policy, queries=self.queries.oldest(self.queries.count))
+            return self._lease.compress(self._policy, queries=self.newest_queries())
         if self.queries.count:
             self._observe(self.queries.count)
         return self._lease.compress(self._policy)
+
+    def newest_queries(self) -> torch.Tensor:
+        """Those that would vote now, [layers, tokens, query_heads, head_dim]; under H2O, those not counted.
+        Raises InvalidArgumentError if there are none."""
+        if self.queries.count == 0:
+            raise InvalidArgumentError("no queries yet; run the prompt through the attached model first")
+        return self.queries.oldest(self.queries.count)
 
     def _observe(self, tokens: int) -> None:
         self._lease.observe(self.queries.oldest(tokens))

@@ -24,8 +24,8 @@ class Queries:
         self._new.clear()
 
     def add(self, layer: int, query: torch.Tensor) -> None:
-        """A layer's queries [1, query_heads, new tokens, head_dim] in this forward pass."""
-        rows = query.detach()[0].transpose(0, 1)
+        """A layer's queries [query_heads, new tokens, head_dim] in this forward pass."""
+        rows = query.detach().transpose(0, 1)
         self._new[layer] = rows[-self._window :].clone() if self._window else rows
 
     def settle(self) -> None:

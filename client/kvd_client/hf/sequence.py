@@ -1,31 +1,20 @@
-"""One lease as a model sees it: forward passes read it and append to it."""
-
-from dataclasses import dataclass
+"""One lease as a model sees it: a row of a batch, without the padding beside it."""
 
 import numpy as np
-import torch
 
-from kvd.errors import ConflictError, InvalidArgumentError
+from kvd.arguments import refused
+from kvd.errors import InvalidArgumentError
 from kvd.policy import Streaming
 from kvd_client import Lease
-from kvd_client.hf.paged import LayerViews, PagedLayers
-from kvd_client.hf.plan import Ids, Target, Visible, window_visible
-from kvd_client.hf.rope import Rotation
-
-
-@dataclass(frozen=True)
-class Forward:
-    """One forward pass under way: the same plan for each of its layers."""
-
-    new_tokens: int
-    visible: Visible
-    target: Target
+from kvd_client.hf.plan import Bools, Ids, Visible, window_visible
 
 
 class LeasedSequence:
-    """The lease's tokens, and those of the forward pass under way, which count once it has ended."""
+    """`pads` of the model's columns left of the lease's tokens (or between them) have no token in it."""
 
     def __init__(self, lease: Lease) -> None:
+        if not isinstance(lease, Lease):
+            raise refused("lease", lease, "a kvd_client.Lease, or a list of them,")
         spec = lease.pool.spec
         if spec.dtype.startswith("float8"):
             raise InvalidArgumentError(
@@ -33,63 +22,40 @@ class LeasedSequence:
                 f"use a bfloat16 or float32 pool"
             )
         self.lease = lease
-        self.layers = spec.layers
         self.streaming = lease.policy if isinstance(lease.policy, Streaming) else None
-        self.forward: Forward | None = None
-        self._paged = PagedLayers([lease.pool.layer(index) for index in range(spec.layers)])
+        self.pads = 0
+        self.pads_are_left = True
 
-    def set_rotation(self, rotation: Rotation) -> None:
-        """The model's rotary embedding, for streaming leases that renumber positions."""
-        self._paged.rotation = rotation
+    @property
+    def columns(self) -> int:
+        """Tokens and padding that the model has fed so far."""
+        return self.pads + self.lease.position
+
+    def table(self) -> Ids:
+        """The lease's block ids."""
+        return self.lease.block_table.astype(np.int64)
 
     def visible(self) -> Visible:
         """What the next forward pass's queries may see of the tokens before it."""
         lease = self.lease
-        used = _table(lease)[: lease.pool.spec.blocks_for(lease.length)]
+        used = self.table()[: lease.pool.spec.blocks_for(lease.length)]
         everything = Visible(used, lease.length, lease.position)
         return window_visible(everything, self.streaming) if self.streaming else everything
 
-    def begin(self, new_tokens: int) -> Forward:
-        """Make room for `new_tokens`. Raises what Lease.extend raises; the lease is then as before."""
-        broken_off = self.forward
-        if broken_off is not None and self.streaming and broken_off.new_tokens > 1:
-            raise ConflictError(
-                "a forward pass of several tokens broke off after the window had moved on; "
-                "release this streaming lease and prefill a new one"
-            )
-        visible = self.visible()
-        slots = self.lease.extend(new_tokens)
-        target = Target.of_slots(slots, self.lease.pool.spec.block_size)
-        self.forward = Forward(new_tokens, visible, target)
-        return self.forward
+    def add_pads(self, is_token: Bools) -> None:
+        """New columns [new] have been fed, whose tokens are not committed yet; the others are padding."""
+        new_pads = int((~is_token).sum())
+        is_left = self.lease.position == 0 and not is_token[:new_pads].any()
+        self.pads_are_left &= new_pads == 0 or bool(is_left)
+        self.pads += new_pads
 
-    def update(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerViews:
-        """Store a layer's new keys and values [1, kv_heads, new tokens, head_dim]; all that it reads."""
-        forward = self.forward if layer else self.begin(keys.shape[-2])
-        assert forward is not None, "layers are updated in order, from the first on"
-        tokens = forward.visible.length + forward.new_tokens
-        blocks = _table(self.lease)[: self.lease.pool.spec.blocks_for(tokens)]
-        in_place = None if self.streaming else self._paged.view(layer, blocks, tokens, keys.dtype)
-        seen = in_place or self._paged.read(layer, forward.visible, (keys, values))
-        self._paged.write(layer, forward.target, keys, values)
+    def seen(self, visible: Visible, is_token: Bools) -> Bools:
+        """[new, visible + new]: which keys each new column's query sees."""
+        ranks = np.cumsum(is_token) - 1
+        queries = (visible.position + ranks)[:, None]
+        keys = np.concatenate((visible.positions(), visible.position + ranks))
+        stored = np.concatenate((np.ones(visible.count, np.bool_), is_token))
+        seen: Bools = (keys <= queries) & stored
+        if self.streaming is not None:
+            seen &= (keys > queries - self.streaming.window) | (keys < self.streaming.sinks)
         return seen
-
-    def finish(self) -> int:
-        """The forward pass has ended: how many tokens are to be committed. Raises what Lease.check does:
-        then what it read may not have been the lease's."""
-        forward, self.forward = self.forward, None
-        assert forward is not None, "a forward pass was under way"
-        self.lease.check()
-        return forward.new_tokens
-
-    def streaming_mask(self, visible: Visible, new_tokens: int) -> torch.Tensor:
-        """[1, 1, new tokens, visible + new tokens]: each token sees the sinks and its own window."""
-        assert self.streaming is not None
-        keys = torch.from_numpy(visible.positions(new_tokens))
-        queries = torch.arange(visible.position, visible.position + new_tokens)[:, None]
-        in_window = keys > queries - self.streaming.window
-        return ((keys <= queries) & (in_window | (keys < self.streaming.sinks)))[None, None]
-
-
-def _table(lease: Lease) -> Ids:
-    return lease.block_table.astype(np.int64)
