@@ -108,6 +108,17 @@ async def calls(engine: Engine, one: OpenSession, two: OpenSession) -> list[tupl
     return told
 
 
+def each_reply_is_in_the_record_of_the_event_that_led_to_it(all_: list[Record], replies: list[Any]) -> None:
+    answering = [record for record in all_ if record.reply]
+    assert {r.reply.request_id: [event.name for event in r.events] for r in answering} == {
+        "first": ["lease"],
+        "second": ["scrubbed"],
+        "third": ["finish_compress"],
+        "fourth": ["begin_compress"],
+    }
+    assert [r.reply.content for r in answering] == [reply.SerializeToString() for reply in replies]
+
+
 def test_leases_scrubs_and_compressions_are_answered_as_before_a_restart() -> None:
     async def story(folder: Path) -> None:
         device = opened_device(folder)
@@ -120,6 +131,7 @@ def test_leases_scrubs_and_compressions_are_answered_as_before_a_restart() -> No
             for opened, request, reply in told:
                 assert begun(engine, opened, request, never) == reply
             device.journal.close()
+        each_reply_is_in_the_record_of_the_event_that_led_to_it(records(folder), [r for _, _, r in told])
         again = opened_device(folder)
         assert state_of(again) == state_of(device)
         again.recover(1, TTL_NS, Losses(list(again.pools)))
@@ -133,32 +145,6 @@ def test_leases_scrubs_and_compressions_are_answered_as_before_a_restart() -> No
         again.journal.remove()
         for opened in (one, two):
             opened.peer.close()
-
-    with shelf() as folder:
-        asyncio.run(story(folder))
-
-
-def test_a_reply_is_in_the_record_of_the_event_that_led_to_it() -> None:
-    async def story(folder: Path) -> None:
-        device = opened_device(folder)
-        async with engine_on(device) as engine:
-            engine.pools.create("pool", SPEC, 31)
-            one, two = open_session(engine, "one"), open_session(engine, "two")
-            told = await calls(engine, one, two)
-            for opened in (one, two):
-                opened.peer.close()
-        device.journal.close()
-        answered = {
-            r.reply.request_id: [event.name for event in r.events] for r in records(folder) if r.reply
-        }
-        assert answered == {
-            "first": ["lease"],
-            "second": ["scrubbed"],
-            "third": ["finish_compress"],
-            "fourth": ["begin_compress"],
-        }
-        contents = [r.reply.content for r in records(folder) if r.reply]
-        assert contents == [reply.SerializeToString() for _, _, reply in told]
 
     with shelf() as folder:
         asyncio.run(story(folder))
