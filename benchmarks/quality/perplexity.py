@@ -1,12 +1,12 @@
 """Perplexity of a text read through any cache, chunk by chunk, as a server would stream it."""
 
-import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from kvd_demo.forward import advance
 
 CHUNK_TOKENS = 64  # small against any window, so that a bounded cache is full almost all the time
 
@@ -21,19 +21,6 @@ class Perplexity:
     @property
     def value(self) -> float:
         return math.exp(self.log_loss / self.token_count)
-
-
-@torch.inference_mode()
-def advance(model: Any, cache: Any, token_ids: Sequence[int], keep_logits: int = 1) -> torch.Tensor:
-    """Append tokens to `cache` and return the last `keep_logits` rows of logits [keep_logits, vocabulary].
-
-    Works with transformers 5.2 (`past_key_values`) to 5.24 (`cache`). The tokens' positions follow from the
-    cache's `get_seq_length()`, so that one has to be the true length, not the number of kept tokens.
-    """
-    named = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    ids = torch.tensor([list(token_ids)], device=model.device)
-    logits = model(ids, logits_to_keep=keep_logits, use_cache=True, **{named: cache}).logits
-    return logits[0].float()  # type: ignore[no-any-return]
 
 
 def perplexity(

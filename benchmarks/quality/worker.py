@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from kvd_demo.prose import prose
+from kvd_demo.sealed_prompt import SealedPrompt
 from kvd_demo.smollm2 import load_model, load_tokenizer
 
 import kvd_client
@@ -16,13 +17,14 @@ from kvd_client.hf import attach
 
 from .jobs import AFTER, INSIDE, PROSE, Job
 from .methods import DENSE, METHODS, PUBLISHED_WINDOW, Budget
-from .probing import Outcome, Probe, PromptInPool
-from .scoring import exact_match_teacher_forced
+from .probing import Outcome, Probe, Prober
+from .scoring import answer_probe, exact_match_teacher_forced
 from .tasks import TASKS, Haystack, Spot, make_sample
 
 POOL_BLOCKS = 1024  # a 4k prompt's 256 blocks, its copies, and scratch
 BLOCK_SIZE = 16  # tokens
 CONTINUATION_TOKENS = 64
+CALL_TIMEOUT_S = 120.0  # a compression waits for the kernel worker, which others use too
 TASKS_BY_NAME = {task.name: task for task in TASKS}
 
 
@@ -43,33 +45,33 @@ class Worker:
         self.model = load_model(torch.float32)
         attach(self.model)
         self.haystack = Haystack(load_tokenizer(), prose())
-        self.client = kvd_client.connect(name=name)
+        self.client = kvd_client.connect(name=name, timeout=CALL_TIMEOUT_S)
         spec = kvd_client.KVSpec.from_hf(self.model.config, dtype="float32", block_size=BLOCK_SIZE)
         self.pool = self.client.pool(name, spec, blocks=POOL_BLOCKS)
 
     def results(self, job: Job) -> Iterator[dict[str, Any]]:
         """For each mode one for dense, one for each method and keep."""
         prompt, questions, answer = self._prompt(job)
-        in_pool = PromptInPool(self.model, self.pool, prompt, [each.probe.after for each in questions])
+        sealed = SealedPrompt(self.pool, prompt, [each.probe.after for each in questions])
+        sealed.read(self.model, lambda tokens: None)
+        prober = Prober(self.model, sealed)
         for question in questions:
             probe = question.probe
-            dense = in_pool.dense(probe)
+            dense = prober.dense(probe)
             yield _result(job, question, (DENSE, 1.0), (dense, dense), answer)
-            for name, keep, outcome in self._outcomes(job, in_pool, question):
+            for name, keep, outcome in self._outcomes(job, prober, question):
                 yield _result(job, question, (name, keep), (dense, outcome), answer)
 
-    def _outcomes(
-        self, job: Job, in_pool: PromptInPool, question: Question
-    ) -> Iterator[tuple[str, float, Outcome]]:
+    def _outcomes(self, job: Job, prober: Prober, question: Question) -> Iterator[tuple[str, float, Outcome]]:
         keeps = sorted(job.keeps, reverse=True)
         budgets = [Budget(keep, question.probe.after, BLOCK_SIZE, question.known_tokens) for keep in keeps]
         for name in job.methods:
             policies = [METHODS[name](budget) for budget in budgets]
             h2o = [policy for policy in policies if isinstance(policy, H2O)]
             outcomes = (
-                in_pool.observed(h2o, question.probe)
+                prober.observed(h2o, question.probe)
                 if h2o
-                else (in_pool.compressed(policy, question.probe) for policy in policies)
+                else (prober.compressed(policy, question.probe) for policy in policies)
             )
             yield from ((name, keep, outcome) for keep, outcome in zip(keeps, outcomes, strict=True))
 
@@ -81,7 +83,7 @@ class Worker:
             return prompt, [Question(INSIDE, Probe(len(prompt), rest, len(rest)), PUBLISHED_WINDOW)], []
         sample = make_sample(self.haystack, TASKS_BY_NAME[job.task], Spot(job.length, job.depth, job.seed))
         document, asked, answer = sample.document_ids, sample.question_ids, sample.answer_ids
-        after = Probe(len(document), [*asked, *answer[:-1]], len(answer))
+        after = Probe(len(document), answer_probe(sample), len(answer))
         inside = Probe(len(document) + len(asked) - 1, [asked[-1], *answer[:-1]], len(answer))
         questions = [Question(INSIDE, inside, len(asked) - 1), Question(AFTER, after, PUBLISHED_WINDOW)]
         return document + asked[:-1], [each for each in questions if each.mode in job.modes], answer

@@ -13,20 +13,27 @@ def empty_cache(tmp_path, monkeypatch):
 
 
 RACER = """
-import os, time
+import os, sys
 from kvd_demo.fetch import cache_folder, made_once
 def make(folder):
     (folder / "maker").write_text(str(os.getpid()))
-    time.sleep(0.2)  # long enough for the others to arrive meanwhile
+    os.read(int(sys.argv[2]), 1)  # until the test has heard of all others
     (cache_folder() / "log").open("a").write("made\\n")
+os.write(int(sys.argv[1]), b".")
 print((made_once("thing", make) / "maker").read_text())
 """
 
 
 def test_of_processes_that_race_one_makes_the_folder_and_all_get_it_whole():
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "examples")}
-    command = [sys.executable, "-c", RACER]
-    racers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(4)]
+    (hear, arrive), (wait, go) = os.pipe(), os.pipe()
+    command = [sys.executable, "-c", RACER, str(arrive), str(wait)]
+    given = {"env": environment, "stdout": subprocess.PIPE, "pass_fds": (arrive, wait)}
+    racers = [subprocess.Popen(command, **given) for _ in range(4)]
+    os.close(arrive)
+    assert b"".join(os.read(hear, 1) for _ in racers) == b"...."
+    for fd in (go, wait, hear):
+        os.close(fd)
     seen = [racer.communicate()[0] for racer in racers]
     assert all(racer.returncode == 0 for racer in racers)
     assert int(seen[0]) in [racer.pid for racer in racers]

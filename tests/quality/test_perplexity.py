@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 from bounded_cache import rotated, sinks_and_window
-from quality.perplexity import advance, perplexity
+from kvd_demo.forward import advance
+from quality.perplexity import perplexity
 from transformers import DynamicCache
 
 TEXT = torch.randint(0, 256, (150,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -10,8 +10,8 @@ import kvd_client
 from kvd_client import H2O, Dual, KVSpec, Policy, SnapKV, Span, Streaming
 from kvd_client.hf import KvdCache, attach
 from kvd_demo.demo.pool import BLOCK_SIZE, CALL_TIMEOUT_S, KEEP, POOL, POOL_BLOCKS, PROMPT_TOKENS, tell
-from kvd_demo.demo.prompt import Pruned, SealedPrompt
 from kvd_demo.prose import prose
+from kvd_demo.sealed_prompt import Pruned, SealedPrompt
 from kvd_demo.smollm2 import load_model, load_tokenizer
 
 SPOT = Spot(PROMPT_TOKENS, depth=0.4, seed=3)  # one that the model answers with all tokens in view
@@ -55,8 +55,8 @@ def main() -> None:
     with kvd_client.connect(name="reader", timeout=CALL_TIMEOUT_S) as client:
         spec = KVSpec.from_hf(model.config, dtype="float32", block_size=BLOCK_SIZE)
         pool = client.pool(POOL, spec, POOL_BLOCKS)
-        prompt = SealedPrompt(model, pool, ids[:-1])  # the last token is fed after the compression
-        prompt.read(lambda tokens: tell("prefill", tokens=tokens))
+        prompt = SealedPrompt(pool, ids[:-1])  # the last token is fed after the compression
+        prompt.read(model, lambda tokens: tell("prefill", tokens=tokens))
         with prompt.lease() as lease:
             tell("dense", blocks=int(lease.block_table.size), text=ask(lease))
         kept_tokens = Span(keep=KEEP).target_tokens(len(ids) - 1, BLOCK_SIZE)
