@@ -1,49 +1,39 @@
 """The README's programs run as they are printed."""
 
+import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-from tests.running_kvd import running_kvd
+from tests.running_kvd import PATIENCE_S, running_kvd
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import kvd_client
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+REPOSITORY = Path(__file__).resolve().parents[1]
+README, EXAMPLE = REPOSITORY / "README.md", REPOSITORY / "examples" / "worker.py"
 WORKER, TRANSFORMERS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
-class RandomModel:
-    """What the worker example needs of a model: 32 layers, 32 query heads, 8 KV heads of 128."""
-
-    def __init__(self, names: dict[str, Any]) -> None:
-        self.names = names
-        self.last_queries = torch.randn(32, 32, 32, 128).bfloat16()
-
-    def prefill(self, prompt: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [
-            (torch.randn(len(prompt), 8, 128).bfloat16(), torch.randn(len(prompt), 8, 128).bfloat16())
-        ] * 32
-
-    def decode(self, pool: object, table: object, length: int, position: int, slot: object) -> None:
-        self.names["seen"] = SimpleNamespace(length=length, position=position)
-        self.names["done"] = True
-
-
-def test_the_worker_runs_and_compresses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_worker_runs_and_compresses(tmp_path: Path) -> None:
     with running_kvd(tmp_path, "--host-memory", "1100MiB") as kvd:
-        monkeypatch.setenv("KVD_RUN_DIR", str(kvd.run_dir))
-        names: dict[str, Any] = {"prompt": list(range(640)), "done": False}
-        names["model"] = RandomModel(names)
-        exec(WORKER, names)
-        names["client"].close()
-    assert "CompressionReport(tokens_before=640, tokens_kept=96" in capsys.readouterr().out
-    assert (names["seen"].length, names["seen"].position) == (96, 640)
+        environment = os.environ | {"KVD_ENDPOINT": str(kvd.run_dir)}
+        command = [sys.executable, str(EXAMPLE)]
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert said.returncode == 0, said.stderr
+    assert "CompressionReport(tokens_before=640, tokens_kept=96" in said.stdout
+    tokens = [line for line in said.stdout.splitlines() if line.startswith("token ")]
+    assert (len(tokens), tokens[-1]) == (20, "token 659 after 115 slots of 640 tokens")
+
+
+def test_the_example_is_the_worker_that_the_readme_shows() -> None:
+    shown = [ast.dump(node) for node in ast.parse(WORKER).body if not isinstance(node, ast.Import)]
+    example = [ast.dump(node) for node in ast.parse(EXAMPLE.read_text()).body]
+    assert example[-len(shown) :] == shown
 
 
 def test_the_transformers_program_generates_from_a_compressed_lease(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ INTERRUPTED = 130  # what a shell makes of SIGINT
 NEXT = """\
 kvd --host-memory 4GiB                    start one for your own workers
 kvctl pool status --watch                 this page, live
-examples/, README.md                      the client library in fifteen lines
+examples/worker.py                        a worker in twenty lines; README.md explains it
 make bench, make bench-quality            costs and quality, measured properly"""
 
 
