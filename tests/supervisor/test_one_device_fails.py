@@ -44,11 +44,11 @@ def test_kernel_workers_of_dead_daemons_are_collected(tmp_path: Path) -> None:
         eventually(lambda: len(supervisor.children()) == 1, "one daemon and no zombie")
 
 
-def test_a_daemon_that_dies_again_and_again_is_started_ever_more_slowly(tmp_path: Path) -> None:
+def test_a_daemon_that_serves_and_dies_again_and_again_is_started_within_half_a_second(tmp_path: Path) -> None:
     with running_kvd(tmp_path, "--host-memory", "64MiB") as kvd:
         supervisor = psutil.Process(kvd.process.pid)
         descriptors = supervisor.num_fds()
-        for count, pause in enumerate(("0.1", "0.2", "0.4"), 1):
+        for count, pause in enumerate(("0.1", "0.2", "0.4", "0.5"), 1):
             os.kill(kvd.daemon_pid(), signal.SIGKILL)
             said = f"ended with status -9; kvd starts another one every {pause} s"
             eventually(lambda said=said: said in kvd.log.read_text(), f"pause {count}")

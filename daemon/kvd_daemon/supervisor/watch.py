@@ -16,7 +16,8 @@ from .daemon import Daemon
 from .kept import Kept
 
 FIRST_BACKOFF_S = 0.1  # before a dead daemon is started again; doubled each time
-MAX_BACKOFF_S = 10.0
+MAX_BACKOFF_S = 10.0  # for one that never serves: each attempt costs half a second of a core
+MAX_SERVED_BACKOFF_S = 0.5  # after one that did serve: its workers wait, and two seconds are promised them
 STEADY_S = 60.0  # a daemon that lived this long starts over with the first backoff
 RESTART_DEADLINE_S = 5.0  # seconds to leave everything in order; past them it is killed, which loses nothing
 LOG = logging.getLogger("kvd.supervisor")
@@ -38,7 +39,7 @@ class Watch:
         self._backoff_s = FIRST_BACKOFF_S
         self._restart_by_s: float | None = None
         self._condemned = False
-        self._lived_s = 0.0
+        self._lived_s, self._served = 0.0, False
         self.left_files = False
 
     def start(self, settings: Settings) -> Daemon:
@@ -70,7 +71,7 @@ class Watch:
         status = daemon.child.reap()
         daemon.hear_to_the_end(self._keep)
         daemon.close()
-        self._lived_s = time.monotonic() - daemon.started_s
+        self._lived_s, self._served = time.monotonic() - daemon.started_s, daemon.ready
         self.left_files = status not in (0, OPERATOR_MISTAKE)
         return status
 
@@ -83,6 +84,8 @@ class Watch:
             return
         backoff_s = FIRST_BACKOFF_S if self._lived_s > STEADY_S else self._backoff_s
         self._backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+        if self._served:
+            backoff_s = min(backoff_s, MAX_SERVED_BACKOFF_S)
         self.due_s = now_s + backoff_s
         self._say_down(f"its daemon ended with status {status}; kvd starts another one every {backoff_s:g} s")
 
