@@ -1,0 +1,61 @@
+"""GPU memory by cuIpc handles, for where descriptors cannot be had. It ends with the process that made it.
+
+The maker needs a context and cannot open its own handle; both processes must see one pid namespace.
+"""
+
+from ctypes import c_uint64
+
+from kvd_cuda.driver.devices import Gpu
+from kvd_cuda.driver.errors import INVALID_CONTEXT, INVALID_VALUE, MAP_FAILED, StaleHandleError
+from kvd_cuda.driver.library import IPC_HANDLE_BYTES, IpcMemHandle
+from kvd_cuda.driver.mapping import Mapping
+
+LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the only flag there is
+REFUSED = (INVALID_VALUE, INVALID_CONTEXT, MAP_FAILED)
+
+
+class OwnedMemory:
+    """Memory of this process: it lives as long as the process, or until `free`."""
+
+    def __init__(self, gpu: Gpu, byte_count: int) -> None:
+        """Raises GpuMemoryFullError."""
+        self._gpu, address = gpu, c_uint64()
+        with gpu.context():
+            gpu.driver.call("cuMemAlloc_v2", address, byte_count)
+        self.address = address.value
+
+    def handle(self) -> bytes:
+        """For other processes of this machine. Raises SharingUnsupportedError, e.g. on WSL2."""
+        handle = IpcMemHandle()
+        with self._gpu.context():
+            self._gpu.driver.call("cuIpcGetMemHandle", handle, self.address)
+        return bytes(handle.reserved)
+
+    def free(self) -> None:
+        """Whoever has it mapped must have stopped."""
+        with self._gpu.context():
+            self._gpu.driver.call("cuMemFree_v2", self.address)
+
+
+def map_legacy(gpu: Gpu, handle: bytes, byte_count: int) -> Mapping:
+    """Memory of another process. Raises StaleHandleError if that is gone; CudaError."""
+    assert len(handle) == IPC_HANDLE_BYTES, "a handle is 64 bytes"
+    driver, address = gpu.driver, c_uint64()
+    with gpu.context():
+        code = driver.result(
+            "cuIpcOpenMemHandle_v2", address, IpcMemHandle.from_buffer_copy(handle), LAZY_PEER_ACCESS
+        )
+    if code in REFUSED:
+        raise StaleHandleError(
+            "the handle of this GPU memory is not good here: its owner is gone, is this very process, or has "
+            "another pid namespace (docker: --pid=host and --ipc=host on both sides)",
+            code,
+        )
+    if code != 0:
+        raise driver.failure("cuIpcOpenMemHandle", code)
+
+    def unmap() -> None:
+        with gpu.context():
+            driver.call("cuIpcCloseMemHandle", address)
+
+    return Mapping(gpu, address.value, byte_count, unmap)
