@@ -1,0 +1,345 @@
+"""The driver layer on fake GPUs: finding them, sharing their memory, and errors with the way out."""
+
+from pathlib import Path
+
+import pytest
+from tests.fakecuda import FakeGpus, fake_gpus
+
+FIND = """
+import sys
+from kvd_cuda.driver import CudaError, gpu_of, gpus, load_driver
+try:
+    driver = load_driver()
+    print(*[gpu.uuid for gpu in gpus(driver)] if len(sys.argv) == 1 else [gpu_of(driver, sys.argv[1]).uuid])
+except CudaError as error:
+    print(type(error).__name__, error)
+"""
+GPU0 = "GPU-a0fa4ec0-da00-0000-0000-000000000000"
+GPU1 = "GPU-a1fa4ec0-da00-0000-0000-000000000001"
+MIG = "MIG-a2fa4ec0-da00-0000-0000-000000000002"
+PRELUDE = """
+import ctypes, os, sys
+import kvd_cuda.driver as d
+def put(mapping, offset, data):
+    buffer = ctypes.create_string_buffer(data)
+    mapping.write(offset, ctypes.addressof(buffer), len(data))
+def got(mapping, offset, count):
+    buffer = ctypes.create_string_buffer(count)
+    mapping.read(offset, ctypes.addressof(buffer), count)
+    return buffer.raw
+gpu = d.gpus(d.load_driver())[0]
+MIB = 1 << 20
+"""
+
+
+@pytest.fixture(scope="module")
+def machine():
+    with fake_gpus(devices=3, mig=1, memory=64 << 20) as gpus:
+        yield gpus
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [
+        ("1,0", (GPU1, GPU0)),
+        (f"{GPU1}", (GPU1,)),
+        ("GPU-a1", (GPU1,)),
+        (MIG, (MIG,)),
+        ("MIG-GPU-a2fa4ec0-da00-0000-0000-000000000002/0/0", (MIG,)),
+        ("0,7,1", (GPU0,)),
+        ("1,-1,0", (GPU1,)),
+    ],
+)
+def test_visible_devices_are_understood_in_every_spelling(
+    machine: FakeGpus, visible: str, seen: tuple[str, ...]
+) -> None:
+    assert machine.run(FIND, CUDA_VISIBLE_DEVICES=visible) == " ".join(seen)
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "0,0", "GPU-", "nonsense"])
+def test_a_process_that_sees_no_gpu_is_told_where_to_look(machine: FakeGpus, visible: str) -> None:
+    told = machine.run(FIND, CUDA_VISIBLE_DEVICES=visible)
+    assert told.startswith("DriverUnusableError")
+    assert "CUDA_VISIBLE_DEVICES" in told
+
+
+@pytest.mark.parametrize("name", [GPU1, GPU1.upper(), GPU1.removeprefix("GPU-"), "GPU-a1f", "a1fa4ec0"])
+def test_a_gpu_is_found_by_its_uuid_however_it_is_written(machine: FakeGpus, name: str) -> None:
+    assert machine.run(FIND, name) == GPU1
+
+
+def test_a_mig_instance_is_a_gpu_with_a_uuid_of_its_own(machine: FakeGpus) -> None:
+    assert machine.run(FIND, MIG) == MIG
+
+
+def test_a_hidden_gpu_is_named_together_with_what_hides_it(machine: FakeGpus) -> None:
+    told = machine.run(FIND, GPU1, CUDA_VISIBLE_DEVICES="0")
+    assert told.startswith("DeviceNotVisibleError")
+    assert all(word in told for word in (GPU1, "CUDA_VISIBLE_DEVICES='0'", GPU0))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"version": 11040}, "DriverTooOldError the CUDA driver is of version 11.4, 12.0 is needed"),
+        ({"init": 803}, "DriverUnusableError the CUDA driver does not start (CUresult 803): kernel module"),
+        ({"init": 100}, "DriverUnusableError the CUDA driver does not start (CUDA_ERROR_NO_DEVICE)"),
+    ],
+)
+def test_a_driver_that_cannot_be_used_says_what_to_do(words: dict[str, int], told: str) -> None:
+    with fake_gpus(**words) as gpus:
+        assert gpus.run(FIND).startswith(told)
+
+
+def test_a_machine_without_a_driver_says_so(machine: FakeGpus, tmp_path: Path) -> None:
+    (tmp_path / "libcuda.so.1").touch()  # what the loader finds first, and cannot load
+    told = machine.run(FIND, LD_LIBRARY_PATH=str(tmp_path))
+    assert told.startswith("DriverMissingError no CUDA driver here (libcuda.so.1)")
+
+
+MAKER = """
+import signal, socket
+fd = d.create_shareable(gpu, 3 * MIB)
+mapping = d.map_shared(gpu, fd, 3 * MIB)
+put(mapping, 2 * MIB, b"hello")
+socket.send_fds(socket.socket(fileno=int(sys.argv[1])), [b"."], [fd])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_memory_outlives_its_maker_in_the_descriptor_and_in_every_mapping(machine: FakeGpus) -> None:
+    told = machine.run(
+        PRELUDE
+        + """
+import socket, subprocess
+ours, theirs = socket.socketpair()
+maker = subprocess.run([sys.executable, "-c", sys.argv[1], str(theirs.fileno())], pass_fds=[theirs.fileno()])
+_, (fd,), _, _ = socket.recv_fds(ours, 1, 1)
+mapping = d.map_shared(gpu, fd, 3 * MIB)
+os.close(fd)
+print(maker.returncode, got(mapping, 2 * MIB, 5), gpu.free_bytes() // MIB)
+mapping.close()
+print(gpu.free_bytes() // MIB)
+""",
+        PRELUDE + MAKER,
+    )
+    assert told.splitlines() == ["-9 b'hello' 60", "64"]
+
+
+def test_memory_can_be_made_without_a_context(machine: FakeGpus) -> None:
+    before = machine.context_pids()
+    told = machine.run(PRELUDE + "d.create_shareable(gpu, MIB); print(gpu.driver.contexts)")
+    assert (told, machine.context_pids()) == ("{}", before)
+
+
+def test_memory_that_is_mapped_read_only_can_be_read_and_not_written(machine: FakeGpus) -> None:
+    told = machine.run(
+        PRELUDE
+        + """
+fd = d.create_shareable(gpu, MIB)
+put(d.map_shared(gpu, fd, MIB), 0, b"hello")
+reader = d.map_shared(gpu, fd, MIB, writable=False)
+try:
+    put(reader, 0, b"x")
+except d.CudaError as error:
+    print(type(error).__name__, got(reader, 0, 5))
+"""
+    )
+    assert told == "CallFailedError b'hello'"
+
+
+@pytest.mark.parametrize("rdma", [0, 1])
+def test_memory_is_made_for_rdma_where_the_gpu_can(rdma: int) -> None:
+    with fake_gpus(rdma=rdma) as gpus:
+        gpus.run(PRELUDE + "d.create_shareable(gpu, MIB)")
+        assert gpus.rdma_capable() == [bool(rdma)]
+
+
+def test_too_little_memory_takes_nothing_and_a_killed_process_gives_its_own_back_late() -> None:
+    with fake_gpus(memory=8 << 20, return_ms=300) as gpus:
+        gpus.run(PRELUDE + "d.create_shareable(gpu, 6 * MIB)")
+        told = gpus.run(
+            PRELUDE
+            + """
+import time
+refused = 0
+while True:
+    try:
+        d.create_shareable(gpu, 6 * MIB)
+        break
+    except d.GpuMemoryFullError:
+        refused += 1
+        time.sleep(0.05)
+print(refused > 0, gpu.free_bytes() // MIB)
+"""
+        )
+        assert told == "True 2"
+
+
+def test_a_descriptor_of_something_else_is_a_stale_handle(machine: FakeGpus) -> None:
+    told = machine.run(
+        PRELUDE
+        + """
+fd = os.memfd_create("no GPU memory")
+try:
+    d.map_shared(gpu, fd, MIB)
+except d.StaleHandleError as error:
+    print(error, d.is_shareable_of(gpu, fd))
+"""
+    )
+    assert told == "this descriptor is none of GPU memory; attach again False"
+
+
+def test_memory_of_one_gpu_is_not_taken_for_that_of_another(machine: FakeGpus) -> None:
+    told = machine.run(
+        PRELUDE + "fd = d.create_shareable(gpu, MIB)\n"
+        "print([d.is_shareable_of(other, fd) for other in d.gpus(gpu.driver)])"
+    )
+    assert told == "[True, False, False]"
+
+
+@pytest.mark.parametrize("words", [{"wsl": 1}, {"no_vmm": 1}])
+def test_a_gpu_that_shares_no_descriptors_says_so(words: dict[str, int]) -> None:
+    with fake_gpus(**words) as gpus:
+        told = gpus.run(
+            PRELUDE
+            + """
+try:
+    d.create_shareable(gpu, MIB)
+except d.SharingUnsupportedError as error:
+    print(error)
+"""
+        )
+        assert "WSL2, or a GPU older than Volta" in told
+
+
+LEGACY_MAKER = """
+owned = d.OwnedMemory(gpu, MIB)
+print(owned.handle().hex(), flush=True)
+sys.stdin.read()
+"""
+LEGACY_USER = """
+import subprocess
+def maker():
+    started = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=-1, stdout=-1, text=True)
+    return started, bytes.fromhex(started.stdout.readline())
+first, handle = maker()
+mapping = d.map_legacy(gpu, handle, MIB)
+put(mapping, 7, b"hello")
+print(got(d.map_legacy(gpu, handle, MIB), 7, 5))
+first.kill(); first.wait()
+try:
+    d.map_legacy(gpu, handle, MIB)
+except d.StaleHandleError as error:
+    print(str(error).split(":")[0])
+"""
+
+
+def test_a_cuipc_handle_is_good_as_long_as_its_maker_lives(machine: FakeGpus) -> None:
+    told = machine.run(PRELUDE + LEGACY_USER, PRELUDE + LEGACY_MAKER).splitlines()
+    assert told[0] == "b'hello'"
+    assert told[1] == "the handle of this GPU memory is not good here"
+
+
+def test_a_process_cannot_open_its_own_cuipc_handle_and_is_told(machine: FakeGpus) -> None:
+    told = machine.run(
+        PRELUDE
+        + """
+owned = d.OwnedMemory(gpu, MIB)
+try:
+    d.map_legacy(gpu, owned.handle(), MIB)
+except d.StaleHandleError as error:
+    print(error)
+owned.free()
+"""
+    )
+    assert "is this very process" in told
+
+
+def test_a_forked_child_is_told_that_cuda_does_not_survive_fork(machine: FakeGpus) -> None:
+    told = machine.run(
+        PRELUDE
+        + """
+fd = d.create_shareable(gpu, MIB)
+mapping = d.map_shared(gpu, fd, MIB)
+if os.fork() == 0:
+    try:
+        d.create_shareable(gpu, MIB)
+    except d.DriverUnusableError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+    )
+    assert "does not survive fork(); start this process with spawn" in told
+
+
+def test_streams_and_events_order_and_time_work(machine: FakeGpus) -> None:
+    told = machine.run(
+        PRELUDE
+        + """
+stream, before, after = d.Stream(gpu), d.Event(gpu), d.Event(gpu)
+before.record(stream.handle)
+after.record(stream.handle)
+stream.synchronize()
+print(after.since_ms(before) >= 0)
+for thing in (stream, before, after):
+    thing.destroy()
+"""
+    )
+    assert told == "True"
+
+
+FILLER = """
+import ctypes
+from ctypes import c_int, c_uint, c_void_p, c_char_p, POINTER
+
+LOAD, HAS = ctypes.CFUNCTYPE(c_int, c_char_p), ctypes.CFUNCTYPE(c_int, c_int, c_char_p)
+LAUNCH = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, POINTER(c_uint), POINTER(c_void_p))
+
+@LOAD
+def load(image):
+    return 1 if image.startswith(b".version") else 0
+
+@HAS
+def has(module, name):
+    return name == b"fill"
+
+@LAUNCH
+def launch(module, name, shape, parameters):
+    address = ctypes.c_uint64.from_address(parameters[0]).value
+    value = ctypes.c_uint32.from_address(parameters[1]).value
+    ctypes.memset(address, value, shape[0] * shape[3])
+    return 0
+
+class Hook(ctypes.Structure):
+    _fields_ = [("load", LOAD), ("has", HAS), ("launch", LAUNCH)]
+
+ctypes.CDLL("libcuda.so.1").fakecuda_set_hook(Hook(load, has, launch))
+"""
+
+
+def test_a_launch_goes_to_whoever_can_run_it(tmp_path: Path) -> None:
+    (tmp_path / "filler.py").write_text(FILLER)
+    with fake_gpus(hook="filler") as gpus:
+        told = gpus.run(
+            PRELUDE
+            + """
+mapping = d.map_shared(gpu, d.create_shareable(gpu, MIB), MIB)
+fill = d.Module(gpu, b".version 8.8").function("fill", dynamic_shared_bytes=64 << 10)
+grid = d.Grid((3, 1, 1), (32, 1, 1), 64 << 10)
+fill.launch(grid, [ctypes.c_uint64(mapping.address), ctypes.c_uint32(7)])
+print(set(got(mapping, 0, 96)), got(mapping, 96, 1))
+for attempt in (lambda: d.Module(gpu, b"garbage"), lambda: d.Module(gpu, b".version").function("none")):
+    try:
+        attempt()
+    except d.CallFailedError as error:
+        print(error)
+""",
+            PYTHONPATH=str(tmp_path),
+        )
+    assert told.splitlines() == [
+        "{7} b'\\x00'",
+        "cuModuleLoadData failed: CUresult 200",
+        "cuModuleGetFunction failed: CUresult 500",
+    ]
