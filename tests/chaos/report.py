@@ -45,7 +45,9 @@ class Outcome:
         for name in sorted(self.faults):
             times = sorted(self.recoveries_s.get(name, []))
             shown = (
-                [statistics.median(times), times[int(0.99 * (len(times) - 1))], times[-1]] if times else []
+                [statistics.median(times), times[math.ceil(0.99 * len(times)) - 1], times[-1]]
+                if times
+                else []
             )
             cells = "".join(f"{value:>9.3f}" for value in shown)
             lines.append(f"{name:<28}{self.faults[name]:>9}{cells}")
