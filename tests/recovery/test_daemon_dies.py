@@ -199,11 +199,15 @@ def test_without_the_supervisor_memory_is_gone_and_the_next_kvd_says_what_was_lo
         pool = client.pool("pool", spec, 64)
         lease = pool.lease()
         fill(lease, 16, 1.0)
+        assert pool.pool_id in Path("/proc/self/maps").read_text()
         first.kill()
         with running_kvd(tmp_path) as second:
             eventually(lambda: not is_fine(lease), "word of the loss")
             with pytest.raises(kvd_client.LeaseLostError):
                 lease.check()
+            with pytest.raises(kvd_client.ClosedError, match="ended with the daemon"):
+                pool.layer(0)
+            assert pool.pool_id not in Path("/proc/self/maps").read_text()
             recovery = Daemon(second).status().recovery
             assert (recovery.state, recovery.lost_leases, recovery.lost_pools) == ("recovered", 1, 1)
             assert client.pool("pool", spec, 64).lease(tokens=16).extend(16).size == 16

@@ -28,6 +28,7 @@ from .tickets import Tickets
 TOKEN_BYTES = 32  # 256 bits
 SESSION_ID_BYTES = 6  # for people; unique enough for 4,096 sessions, and checked
 
+MIN_STANDSTILL_NS = 250_000_000  # ns; less is how a busy machine runs, and time has to pass there too
 STANDSTILLS_PER_TTL = 4  # a shorter one costs a worker one of its three renewals per TTL at most
 MAX_OUTBOX_EVENTS = 1024  # per stream; a worker that reads none of them is cut off
 LOG = logging.getLogger("kvd.sessions")
@@ -245,7 +246,7 @@ class Sessions:
     def _excuse(self, now_ns: int) -> None:
         """While this process stood still it heard nobody: that is no silence of its workers'."""
         stood_ns = now_ns - self._beat_ns
-        if stood_ns > self._ttl_ns // STANDSTILLS_PER_TTL:
+        if stood_ns > max(self._ttl_ns // STANDSTILLS_PER_TTL, MIN_STANDSTILL_NS):
             LOG.warning("stood still for %.1f s: sessions live so much longer", stood_ns / 1e9)
             self._beat_ns = now_ns
             self._device.excuse(stood_ns)
