@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 export KVD_CACHE ?= $(CURDIR)/.cache
 
-.PHONY: setup check test demo bench bench-quality proto proto-check clean
+.PHONY: setup check test chaos demo bench bench-quality proto proto-check clean
 
 setup: $(READY)
 
@@ -28,6 +28,11 @@ check: $(READY)
 test: $(READY)
 	$(BIN)/pytest
 
+# Kills, stops, starves and confuses a kvd at work, then counts what was lost. The same seed, the same faults.
+SECONDS ?= 300
+SEED ?= $(shell date +%s)
+chaos: $(READY)
+	$(BIN)/python -m tests.chaos.run --seconds $(SECONDS) --seed $(SEED) --json benchmarks/results/chaos.json
 
 bench: $(READY)
 	$(BIN)/python benchmarks/bench_lifecycle.py --json benchmarks/results/lifecycle.json

@@ -44,11 +44,8 @@ class Outcome:
         lines += ["", f"{'fault':<28}{'survived':>9}{'p50 s':>9}{'p99 s':>9}{'max s':>9}"]
         for name in sorted(self.faults):
             times = sorted(self.recoveries_s.get(name, []))
-            shown = (
-                [statistics.median(times), times[math.ceil(0.99 * len(times)) - 1], times[-1]]
-                if times
-                else []
-            )
+            last = math.ceil(0.99 * len(times)) - 1
+            shown = [statistics.median(times), times[last], times[-1]] if times else []
             cells = "".join(f"{value:>9.3f}" for value in shown)
             lines.append(f"{name:<28}{self.faults[name]:>9}{cells}")
         lines += ["", "actions   " + _counts(self.actions), "errors    " + _counts(self.errors)]
