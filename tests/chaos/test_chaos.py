@@ -7,7 +7,7 @@ import pytest
 from .report import Outcome
 from .run import run
 
-SECONDS = 40.0
+SECONDS = 60.0
 SEED = 20261129
 
 
