@@ -1,15 +1,20 @@
 """What a daemon adopts of the one before it, and what it does not take for its own."""
 
+import asyncio
 import mmap
 import os
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
+from kvd_daemon.core import SessionIdentity
 from kvd_daemon.device.fence_memory import FenceMemory
 from kvd_daemon.device.host import HostMemory
 from kvd_daemon.processes import has_exited
+
+from .engine_room import TTL_NS, running_engine
 
 POOL_BYTES, SIDECAR_BYTES = 1 << 16, 1 << 14
 
@@ -79,3 +84,19 @@ def test_a_process_has_exited_when_it_can_run_no_more() -> None:
     assert has_exited(pidfd)
     for fd in (pidfd, read_fd, write_fd):
         os.close(fd)
+
+
+def test_a_session_whose_process_ends_while_it_is_adopted_is_over() -> None:
+    """Where a pidfd says nothing (before Linux 6.9) the process is looked up, and may be gone by then."""
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(pid, 0)
+
+    async def adopt() -> None:
+        async with running_engine() as engine:
+            identity = SessionIdentity("late", "red", pid, 0)
+            session = engine.device.open_session(identity, TTL_NS, time.monotonic_ns())
+            engine.sessions.adopt(session, os.eventfd(0))
+            assert list(engine.sessions) == []
+            assert engine.device.sessions == {}
+
+    asyncio.run(adopt())

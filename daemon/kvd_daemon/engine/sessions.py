@@ -15,6 +15,7 @@ from kvd.errors import (
     PermissionDeniedError,
     SessionExpiredError,
     SessionNotFoundError,
+    UnauthenticatedError,
 )
 from kvd.limits import MAX_CLIENT_NAME_CHARS
 from kvd_daemon.access.gate import Gate
@@ -27,7 +28,6 @@ from .tickets import Tickets
 
 TOKEN_BYTES = 32  # 256 bits
 SESSION_ID_BYTES = 6  # for people; unique enough for 4,096 sessions, and checked
-
 MIN_STANDSTILL_NS = 250_000_000  # ns; less is how a busy machine runs, and time has to pass there too
 STANDSTILLS_PER_TTL = 4  # a shorter one costs a worker one of its three renewals per TTL at most
 MAX_OUTBOX_EVENTS = 1024  # per stream; a worker that reads none of them is cut off
@@ -101,7 +101,13 @@ class Sessions:
     def adopt(self, session: Session, pidfd: int) -> None:
         """One that a daemon before this one opened: it waits to be resumed."""
         identity = session.identity
-        self._watch(OpenSession(session, Peer(pidfd, identity.pid, identity.uid), Outbox()))
+        try:
+            peer = Peer(pidfd, identity.pid, identity.uid)
+        except UnauthenticatedError:  # its process has ended since somebody looked
+            self._device.session_gone(session.session_id)
+            self._store.drop(descriptor_of(session.session_id))
+        else:
+            self._watch(OpenSession(session, peer, Outbox()))
 
     def issue_ticket(self, peer: Peer) -> bytes:
         return self._tickets.issue(peer, time.monotonic_ns())
