@@ -1,12 +1,13 @@
 """The connection of a worker to one device's daemon."""
 
 import os
+import warnings
 import weakref
 from types import TracebackType
 
 from kvd.arguments import refused, whole
 from kvd.convert import spec_from_proto, spec_to_proto
-from kvd.errors import InvalidArgumentError, PoolNotFoundError
+from kvd.errors import InvalidArgumentError, KvdWarning, PoolNotFoundError
 from kvd.limits import MAX_BLOCKS_PER_POOL
 from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
@@ -61,6 +62,9 @@ class Client:
     def pool(self, name: str, spec: KVSpec | None = None, blocks: int = 0) -> Pool:
         """Create the pool, or attach to the one of that name; without `blocks` only attach.
 
+        A pool that is there keeps its size, so that workers may come with a new number one by one:
+        `Pool.blocks` tells it, and a KvdWarning where it is not `blocks`. To resize it, drop it first.
+
         `spec` may be left out to attach to whatever is there. Raises PoolMismatchError (its text and its
         metadata `fields` name what differs), PoolNotFoundError, DeviceFullError, LimitExceededError,
         UnavailableError, DeadlineExceededError.
@@ -85,7 +89,15 @@ class Client:
         answer: pb.CreatePoolResponse = session.call(
             session.pool_service.CreatePool, request, session.check_usable
         )
-        return self._attach(answer, spec)
+        pool = self._attach(answer, spec)
+        if blocks and pool.blocks != blocks:
+            warnings.warn(
+                f"pool {name!r} is there with {pool.blocks} blocks, not {blocks}; it stays as it is until it "
+                f"is dropped (kvctl pool drop {name})",
+                KvdWarning,
+                stacklevel=2,
+            )
+        return pool
 
     def _attach(self, answer: pb.CreatePoolResponse, spec: KVSpec) -> Pool:
         session = self._session

@@ -276,6 +276,10 @@ class InternalError(KvdError):
     reason, status = "INTERNAL", "INTERNAL"
 
 
+class KvdWarning(UserWarning):
+    """Something that works, but perhaps not as it was meant."""
+
+
 def _tree(root: type[KvdError]) -> Iterator[type[KvdError]]:
     yield root
     for child in root.__subclasses__():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from tests.cli.conftest import BLOCKS, SPEC, Kvctl, Worker
+from transformers import LlamaConfig
 
 import kvd_client
 
@@ -133,7 +134,10 @@ def test_a_pool_is_created_from_a_model_and_a_size_and_dropped(kvctl: Kvctl) -> 
         *("pool", "create", "small", "--device", "host1", "--model", "smollm2-135m"),
         *("--blocks", 10, "-o", "json"),
     )
-    assert again.document["created"] is False
+    assert (again.document["created"], again.err) == (False, "")
+    other = kvctl("pool", "create", "small", "--device", "host1", "--model", "smollm2-135m", "--blocks", 12)
+    assert (other.status, "was there already" in other.out) == (0, True)
+    assert "it has 10 blocks, not 12; drop it and create it again to resize it" in other.err
     assert kvctl("pool", "drop", "small").out == "pool small on host1 dropped: 3.9 MiB given back\n"
 
 
@@ -144,6 +148,42 @@ def test_a_pool_is_created_from_a_geometry(kvctl: Kvctl) -> None:
     assert (made["head_dim_k"], made["head_dim_v"], made["dtype"]) == (8, 4, "float8_e4m3fn")
     assert (made["block_bytes"], made["blocks_total"], made["layout"]) == (192, 6, "layer_outermost")
     assert kvctl("pool", "drop", "odd").status == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_workers_attach_to_a_pool_that_was_created_from_their_models_config(
+    kvctl: Kvctl, run_dir: Path, tmp_path: Path, dtype: str
+) -> None:
+    config = LlamaConfig(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, dtype=dtype
+    )
+    config.save_pretrained(tmp_path)
+    where = ("--device", "host0", "--model", tmp_path / "config.json", "--blocks", 20)
+    made = kvctl("pool", "create", "llama3-8b", *where, "-o", "json").document
+    assert (made["created"], made["dtype"], made["blocks_total"]) == (True, dtype, 21)
+    with kvd_client.connect(run_dir, device="host0") as client:
+        pool = client.pool("llama3-8b", kvd_client.KVSpec.from_hf(config))
+        assert (pool.blocks, pool.lease(16).block_table.size) == (20, 1)
+    assert kvctl("pool", "drop", "llama3-8b").status == 0
+
+
+def test_a_pool_may_have_another_dtype_than_its_model(kvctl: Kvctl) -> None:
+    model = (
+        "--device",
+        "host0",
+        "--model",
+        "smollm2-135m",
+        "--blocks",
+        4,
+        "--dtype",
+        "fp8",
+        "--block-size",
+        8,
+    )
+    assert kvctl("pool", "create", "small", *model).status == 0
+    (pool,) = kvctl("pool", "list", "-o", "json").document["pools"]
+    assert (pool["dtype"], pool["block_size"], pool["layers"]) == ("float8_e4m3fn", 8, 30)
+    assert kvctl("pool", "drop", "small").status == 0
 
 
 def test_what_fails_exits_1_and_says_what_to_do(kvctl: Kvctl, worker: Worker) -> None:

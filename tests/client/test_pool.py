@@ -172,3 +172,16 @@ def test_writing_what_does_not_fit_is_refused_and_changes_nothing(new_pool, spec
     with pytest.raises(kvd_client.InvalidArgumentError, match="slots"):
         pool.write(0, slots - 17, k, k)
     assert not pool.layer(0)[0].any()
+
+
+def test_a_pool_keeps_its_size_and_who_asked_for_another_is_told(new_pool, client, spec) -> None:
+    pool = new_pool(spec, 10)
+    for blocks in (10, 0):
+        assert client.pool(pool.name, spec, blocks).blocks == 10
+    for blocks in (9, 2048):
+        text = f"is there with 10 blocks, not {blocks}; it stays as it is until it is dropped"
+        with pytest.warns(kvd_client.KvdWarning, match=text) as told:
+            attached = client.pool(pool.name, spec, blocks=blocks)
+        assert told[0].filename == __file__
+        assert (attached.blocks, attached.pool_id) == (10, pool.pool_id)
+        assert attached.lease(16).extend(16).size == 16

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from kvd.errors import InvalidArgumentError
-from kvd.spec import KV_LAYER_TYPES
+from kvd.spec import DTYPE_BYTES, KV_LAYER_TYPES
 
 MAX_CONFIG_BYTES = 4 << 20  # the largest published config.json is far below; guards against weights
 
+DEFAULT_DTYPE = "bfloat16"
 LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 QUERY_HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads")
 KV_HEAD_KEYS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
@@ -19,7 +20,10 @@ HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 
 @dataclass(frozen=True)
 class ModelGeometry:
-    """What of a model decides its KV cache. `notes` say what was assumed, for people."""
+    """What of a model decides its KV cache. `notes` say what was assumed, for people.
+
+    dtype  that of the model's weights, in which its workers keep keys and values unless told otherwise
+    """
 
     name: str
     layers: int
@@ -28,6 +32,7 @@ class ModelGeometry:
     head_dim_k: int
     head_dim_v: int
     notes: tuple[str, ...] = ()
+    dtype: str = DEFAULT_DTYPE
 
 
 def _gqa(name: str, layers: int, query_heads: int, kv_heads: int, head_dim: int) -> ModelGeometry:
@@ -89,8 +94,16 @@ def geometry_of(config: Mapping[str, Any], name: str) -> ModelGeometry:
         head_dim_k=head_dim,
         head_dim_v=_maybe(config, ("v_head_dim",)) or head_dim,
         notes=notes,
+        dtype=_dtype(config),
     )
     return _count_layer_types(config, geometry)
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    """What KVSpec.from_hf would take; the default where a pool cannot have that type, or none is named."""
+    named = config.get("dtype") or config.get("torch_dtype")
+    name = named.removeprefix("torch.") if isinstance(named, str) else ""
+    return name if name in DTYPE_BYTES else DEFAULT_DTYPE
 
 
 def _maybe(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:

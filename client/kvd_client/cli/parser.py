@@ -17,7 +17,7 @@ from kvd_client.cli import (
     tenant_commands,
     token_commands,
 )
-from kvd_client.cli.models import BUILT_IN
+from kvd_client.cli.models import BUILT_IN, DEFAULT_DTYPE
 from kvd_client.cli.output import FORMATS, complain
 from kvd_client.cli.plan import POLICY_KINDS
 from kvd_client.cli.sizes import parse_bytes, parse_memory, parse_tokens
@@ -242,7 +242,7 @@ def _add_geometry(create: ArgumentParser) -> None:
 
 def _add_storage(add: Callable[..., Any]) -> None:
     names = ", ".join([*DTYPE_BYTES, *DTYPE_ALIASES])
-    add("--dtype", metavar="DTYPE", default="bfloat16", help=f"{names} (default: bfloat16)")
+    add("--dtype", metavar="DTYPE", help=f"{names} (default: the model's, else {DEFAULT_DTYPE})")
     add("--block-size", type=checked(_count), metavar="TOKENS", default=16, help="default: 16")
 
 

@@ -18,9 +18,8 @@ PLAN_TABLE = Table(
 def run(args: Namespace, output: Output) -> int:
     """Raises InvalidArgumentError on a model without KV heads and on values out of range."""
     model = load_model(args.model)
-    demand = Demand(
-        plan_spec(model, args.dtype, args.block_size), model.query_heads, args.context, args.sessions
-    )
+    spec = plan_spec(model, args.dtype or model.dtype, args.block_size)
+    demand = Demand(spec, model.query_heads, args.context, args.sessions)
     memory = None if args.memory is None else Memory(*args.memory)
     kinds = list(POLICY_KINDS) if args.policy == "all" else [args.policy]
     policies = [(kind, make_policy(kind, args.keep, args.window, args.sinks)) for kind in kinds]

@@ -13,8 +13,8 @@ from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client.cli import records, status_page
 from kvd_client.cli.fleet import Answers, Fleet, fleet_of
-from kvd_client.cli.models import load_model
-from kvd_client.cli.output import Document, Output, complain
+from kvd_client.cli.models import DEFAULT_DTYPE, load_model
+from kvd_client.cli.output import Document, Output, complain, note
 from kvd_client.cli.plan_command import plan_spec
 from kvd_client.cli.screen import Screen, Table
 from kvd_client.cli.sizes import show_bytes
@@ -138,8 +138,11 @@ def create(args: Namespace, output: Output) -> int:
         args.name, lambda to: to.admin.AdminCreatePool(request, timeout=to.timeout_s)
     )
     record = records.pool_record(device, answer.pool) | {"created": answer.created}
+    leasable = record["blocks_total"] - NULL_BLOCKS
     done = "created" if answer.created else "was there already, with the same geometry"
-    size = f"{record['blocks_total'] - NULL_BLOCKS:,} blocks of {show_bytes(record['block_bytes'])}"
+    size = f"{leasable:,} blocks of {show_bytes(record['block_bytes'])}"
+    if leasable != request.blocks:
+        note(f"it has {leasable:,} blocks, not {request.blocks:,}; drop it and create it again to resize it")
     output.show(
         record, [f"pool {args.name} on {device} {done}: {size}, {show_bytes(record['total_bytes'])} in all"]
     )
@@ -152,16 +155,16 @@ def _spec_of(args: Namespace) -> KVSpec:
     given |= {"head_dim_k": args.head_dim, "head_dim_v": args.head_dim_v or args.head_dim}
     given = {name: value for name, value in given.items() if value is not None}
     if args.model is not None:
-        base = plan_spec(load_model(args.model), args.dtype, args.block_size)
+        model = load_model(args.model)
+        base = plan_spec(model, args.dtype or model.dtype, args.block_size)
         return replace(base, layout=args.layout, backend=args.backend, **given)
     if len(given) < 4:
         raise InvalidArgumentError(
             "a pool needs a geometry: --model config.json (or a built-in name), or --layers, --kv-heads "
             "and --head-dim"
         )
-    return KVSpec(
-        **given, dtype=args.dtype, block_size=args.block_size, layout=args.layout, backend=args.backend
-    )
+    dtype = args.dtype or DEFAULT_DTYPE
+    return KVSpec(**given, dtype=dtype, block_size=args.block_size, layout=args.layout, backend=args.backend)
 
 
 def _blocks_of(blocks: int | None, size_bytes: int | None, spec: KVSpec) -> int:
