@@ -145,7 +145,7 @@ class Lease:
         """Raises what became of the lease if its table must not be used any more: call it after a step that
         read or wrote the pool's views, before its outcome is used.
 
-        Costs less than a microsecond: the daemon is asked only about a lease that has ended or moved. Raises
+        Costs about a microsecond: the daemon is asked only about a lease that has ended or moved. Raises
         LeaseGoneError, LeaseBusyError, StaleGenerationError (take table and slots anew), ClosedError.
         """
         look(self.handle, self.handle.state, self._session)
