@@ -139,7 +139,9 @@ class AttachServer:
         if pool is None:
             raise PoolNotFoundError(f"no pool {request.pool!r}; create it first")
         memory = self._engine.pools.memory_of(pool)
-        response.device_kind, response.pool_id = self._engine.pools.device_kind, pool.pool_id
+        pools = self._engine.pools
+        response.device_kind, response.device_uuid = pools.device_kind, pools.device_uuid
+        response.pool_id = pool.pool_id
         response.pool_bytes, response.sidecar_bytes = memory.pool_bytes, memory.sidecar_bytes
         response.fence_bytes = self._engine.fences.byte_count
         return memory.pool_fd, memory.sidecar_fd, self._engine.fences.readers_fd

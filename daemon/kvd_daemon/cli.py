@@ -9,19 +9,22 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from kvd.errors import InvalidArgumentError
 from kvd.run_dir import default_run_dir
+from kvd.streams import StdoutError, complain, say
 from kvd_daemon import VERSION
 from kvd_daemon.access.certificates import Certificates
 from kvd_daemon.access.tokens import Tokens
 from kvd_daemon.device.available import available_bytes
+from kvd_daemon.device.list_gpus import visible_gpus
+from kvd_daemon.gpu_list import resolved
 from kvd_daemon.processes import allow_many_descriptors, lend_no_descriptor
 from kvd_daemon.run_dir import private_folder
-from kvd_daemon.settings import LOG_LEVELS, Settings, read_toml, settings_from
+from kvd_daemon.settings import GPU_SHARINGS, LOG_LEVELS, Settings, read_toml, settings_from
 from kvd_daemon.settings_page import page
 from kvd_daemon.supervisor import OPERATOR_MISTAKE, Operator, Supervisor, handoff
 from kvd_daemon.supervisor.handoff import upgrade
@@ -30,7 +33,6 @@ from kvd_daemon.supervisor.systemd import Systemd, inherited_fds
 
 MAX_SETTINGS_BYTES = 100_000  # as JSON; an argument of a process, and a packet to it, hold 128 KiB
 OWN_OPTIONS = ("config", "check")  # of the command line alone
-NO_GPU_LAYER = "this build has no CUDA device layer yet; use --host-memory SIZE for pools in host memory"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,10 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _check(options, handed_over)
             return
         supervisor = _taking_over(options, int(handed_over)) if handed_over else _starting(options)
+        status = supervisor.run()
     except InvalidArgumentError as error:
-        print(f"kvd: {error}", file=sys.stderr)
+        complain(f"kvd: {error}")
         sys.exit(OPERATOR_MISTAKE)
-    sys.exit(supervisor.run())
+    except (StdoutError, BrokenPipeError) as error:  # who waits for the line that it is ready waits in vain
+        complain(f"kvd: {error}")
+        sys.exit(1)
+    sys.exit(status)
 
 
 def _check(options: argparse.Namespace, handed_over: str) -> None:
@@ -53,19 +59,22 @@ def _check(options: argparse.Namespace, handed_over: str) -> None:
     settings = _written(options)
     if handed_over:
         handoff.check(int(handed_over))
-    else:
+    elif not settings.gpus:
         _check_files(settings)
-    print(page(settings), end="")
+    say(page(settings))
 
 
 def _starting(options: argparse.Namespace) -> Supervisor:
     """A new kvd, with what systemd kept of the last one. Raises InvalidArgumentError."""
     settings = _written(options)
+    if settings.gpus:
+        settings = replace(settings, gpus=resolved(settings.gpus, visible_gpus()))
     _check_files(settings)
     run_dir = Path(settings.run_dir or default_run_dir(os.environ, os.geteuid()))
     kept = by_device(inherited_fds(os.environ, os.getpid()))
     taken_bytes = memory_bytes(fd for fds in kept.values() for fd in fds.values())
-    _check_memory(settings, available_bytes() + taken_bytes)
+    if not settings.gpus:
+        _check_memory(settings, available_bytes() + taken_bytes)
     settings = replace(settings, run_dir=str(private_folder(run_dir.absolute())))
     return _supervisor(options, settings, kept)
 
@@ -88,7 +97,7 @@ def _supervisor(
     _log_to_stderr(settings)
     allow_many_descriptors()
     systemd = Systemd(os.environ, os.getpid())
-    operator = Operator(lambda: _announce(settings), lambda: _written(options), upgrade)
+    operator = Operator(lambda serving: _announce(settings, serving), lambda: _written(options), upgrade)
     return Supervisor(settings, operator, systemd, Kept(systemd, kept))
 
 
@@ -106,7 +115,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host-memory", metavar="SIZE", help='host memory per device, e.g. "2GiB"')
     parser.add_argument("--devices", type=int, metavar="N", help="host devices (default 1)")
-    parser.add_argument("--gpus", nargs="?", const="all", metavar="LIST", help="GPUs to serve")
+    parser.add_argument(
+        "--gpus",
+        nargs="?",
+        const="all",
+        metavar="LIST",
+        help='GPUs to serve, e.g. "0-7" or UUIDs (default all)',
+    )
+    parser.add_argument(
+        "--memory", metavar="SHARE|SIZE", help='of each GPU, for pools: "0.85" (default) or "60GiB"'
+    )
+    parser.add_argument(
+        "--gpu-sharing", choices=GPU_SHARINGS, help="how workers get a GPU's memory (default auto)"
+    )
     parser.add_argument(
         "--run-dir", metavar="DIR", help="where the sockets are (default $KVD_RUN_DIR, /run/kvd)"
     )
@@ -148,7 +169,8 @@ def _check_files(settings: Settings) -> None:
     """Raises InvalidArgumentError if a file that the port needs cannot be used."""
     listening = settings.listening
     if listening is not None:
-        listening.address(f"host{settings.devices - 1}")
+        for device in settings.device_names:
+            listening.address(device)
         Certificates(listening.tls)
         if listening.token_file is not None:
             Tokens(listening.token_file)
@@ -156,16 +178,14 @@ def _check_files(settings: Settings) -> None:
 
 def _written(options: argparse.Namespace) -> Settings:
     """As they stand on the command line and in kvd.toml. Raises InvalidArgumentError."""
-    if options.gpus is not None:
-        raise InvalidArgumentError(f"--gpus {options.gpus}: {NO_GPU_LAYER}")
     told = {
         key: value for key, value in vars(options).items() if value is not None and key not in OWN_OPTIONS
     }
     layers = [read_toml(Path(options.config))] if options.config else []
     chosen = settings_from(*layers, told)
-    if "host_memory_bytes" not in chosen:
+    if "host_memory_bytes" not in chosen and not chosen.get("gpus"):
         raise InvalidArgumentError(
-            'say how much memory to serve, e.g. --host-memory 2GiB (or host_memory = "2GiB" in kvd.toml)'
+            'say what to serve, e.g. --gpus 0-7, or --host-memory 2GiB (or host_memory = "2GiB" in kvd.toml)'
         )
     settings = Settings(**chosen)  # type: ignore[arg-type]
     if (size := len(settings.to_json().encode())) > MAX_SETTINGS_BYTES:
@@ -189,10 +209,11 @@ def _gib(byte_count: int) -> str:
     return f"{byte_count / 2**30:.1f} GiB" if byte_count >= 2**30 else f"{byte_count / 2**20:.0f} MiB"
 
 
-def _announce(settings: Settings) -> None:
-    size = _gib(settings.host_memory_bytes)
-    devices = ", ".join(f"host{index} {size}" for index in range(settings.devices))
-    print(f"kvd ready: {devices}; run dir {settings.run_dir}; pid {os.getpid()}", flush=True)
+def _announce(settings: Settings, serving: Collection[str]) -> None:
+    size = f"{settings.memory} of its memory" if settings.gpus else _gib(settings.host_memory_bytes)
+    names = settings.device_names
+    devices = ", ".join(f"{name} {size if name in serving else 'does not serve'}" for name in names)
+    say(f"kvd ready: {devices}; run dir {settings.run_dir}; pid {os.getpid()}\n")
 
 
 if __name__ == "__main__":

@@ -11,21 +11,37 @@ import os
 import sys
 import tempfile
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvd.errors import ExhaustedError, InvalidArgumentError, KvdError, UnavailableError
+from kvd.errors import (
+    DeviceUnavailableError,
+    ExhaustedError,
+    InvalidArgumentError,
+    KvdError,
+    UnavailableError,
+)
+from kvd.streams import complain
 from kvd_daemon.access.serving_limits import FIXED_AT_START
 from kvd_daemon.attach import AttachServer
 from kvd_daemon.channel import Channel
+from kvd_daemon.device.cuda import memory_bytes, open_gpu
 from kvd_daemon.device.host import HostMemory
+from kvd_daemon.device.protocol import DeviceMemory
 from kvd_daemon.engine.engine import DeviceSettings, Engine
 from kvd_daemon.engine.inheritance import inherit, open_state
 from kvd_daemon.engine.stopping import Ending
 from kvd_daemon.fd_store import NO_STORE, DescriptorStore, FdStore
 from kvd_daemon.journal import RecordingDevice
 from kvd_daemon.kernel.link import WorkerCommand
-from kvd_daemon.processes import OPERATOR_MISTAKE, RESTART_WANTED, allow_many_descriptors, die_with_parent
+from kvd_daemon.processes import (
+    DEVICE_FAILED,
+    OPERATOR_MISTAKE,
+    RESTART_WANTED,
+    allow_many_descriptors,
+    die_with_parent,
+)
 from kvd_daemon.rpc.probe import LeaseProbe
 from kvd_daemon.rpc.server import Server
 from kvd_daemon.rpc.tls_port import TlsPort
@@ -50,13 +66,17 @@ def main() -> None:
     try:
         folder = DeviceDir(Path(settings.run_dir), device, settings.socket_gid)
         command = WorkerCommand(settings.kernel_threads, kernel_cache(os.environ), folder.lock_fd)
+        serving = Serving(*device_memory(settings, device), store)
+    except DeviceUnavailableError as error:  # the GPU; in a while it may be there again
+        complain(f"kvd: {device}: {error}")
+        sys.exit(DEVICE_FAILED)
     except KvdError as error:
-        print(f"kvd: {error}", file=sys.stderr)
+        complain(f"kvd: {error}")
         sys.exit(OPERATOR_MISTAKE)
     try:
-        ending = asyncio.run(serve(settings, folder, command, store, channel))
+        ending = asyncio.run(serve(settings, folder, command, serving, channel))
     except InvalidArgumentError as error:  # a port that is taken, a certificate that is none
-        print(f"kvd: {error}", file=sys.stderr)
+        complain(f"kvd: {error}")
         sys.exit(OPERATOR_MISTAKE)
     except (UnavailableError, ExhaustedError) as error:  # no room for a journal; there may be some later
         LOG.error("%s", error)
@@ -66,21 +86,37 @@ def main() -> None:
     sys.exit(RESTART_WANTED if ending is Ending.RESTART else 0)
 
 
+@dataclass(frozen=True)
+class Serving:
+    """A device's memory, how many bytes pools may take of it, and who keeps their descriptors."""
+
+    memory: DeviceMemory
+    byte_count: int
+    store: DescriptorStore
+
+
+def device_memory(settings: Settings, device: str) -> tuple[DeviceMemory, int]:
+    """Raises DeviceUnavailableError for a GPU that cannot be used, InvalidArgumentError for a wrong size."""
+    uuid = settings.gpu_uuid(device)
+    if uuid is None:
+        return HostMemory(), settings.host_memory_bytes
+    gpu, memory = open_gpu(uuid, settings.gpu_sharing)
+    return memory, memory_bytes(gpu, settings.memory)
+
+
 async def serve(
     settings: Settings,
     folder: DeviceDir,
     command: WorkerCommand,
-    store: DescriptorStore,
+    serving: Serving,
     channel: Channel | None,
 ) -> Ending:
     """Until somebody wants an end; answers which one."""
-    device = folder.path.name
-    told = DeviceSettings(
-        device, settings.host_memory_bytes, settings.session_ttl_ns, settings.guarding(device)
-    )
-    memory = HostMemory()
-    inheritance = inherit(open_state(folder.journal, settings.host_memory_bytes, store), memory, store)
-    engine = Engine(told, memory, command, inheritance)
+    device, byte_count = folder.path.name, serving.byte_count
+    told = DeviceSettings(device, byte_count, settings.session_ttl_ns, settings.guarding(device))
+    opened = open_state(folder.journal, byte_count, serving.store)
+    inheritance = inherit(opened, serving.memory, serving.store)
+    engine = Engine(told, serving.memory, command, inheritance)
     supervised = Supervised(channel, engine) if channel is not None else None
     obey_signals(engine, settings.drain_timeout_ns / 1e9)
     engine.admission.set_quotas(settings.tenants)
@@ -90,7 +126,7 @@ async def serve(
     await server.start()
     _spare_the_collector()
     folder.publish_grpc()
-    LOG.info("serving %d bytes", settings.host_memory_bytes)
+    LOG.info("serving %d bytes", byte_count)
     if server.tcp_address:
         LOG.info("operators may call %s", server.tcp_address)
     probe = LeaseProbe(str(folder.grpc_socket))

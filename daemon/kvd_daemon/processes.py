@@ -13,6 +13,9 @@ from pathlib import Path
 from kvd.errors import UnauthenticatedError
 
 OPERATOR_MISTAKE = 2  # exit status: told on stderr, starting again would not help
+DEVICE_FAILED = (
+    4  # exit status of a daemon whose GPU cannot be used: others may go on, this one is tried again
+)
 RESTART_WANTED = 3  # exit status of a daemon that left everything in order for the next one
 STDERR_FD = 2
 PR_SET_PDEATHSIG = 1  # linux/prctl.h

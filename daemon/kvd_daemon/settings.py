@@ -15,6 +15,7 @@ from kvd_daemon.access.listening import Listening, ListenWords
 from kvd_daemon.access.pool_tenants import PoolTenants, pool_tenants_of
 from kvd_daemon.access.rules import Rule, gid_of, rules_of, rules_table
 from kvd_daemon.access.serving_limits import ServingLimits, serving_limits_of
+from kvd_daemon.gpu_list import chosen_gpus, gpus_text, memory_text, share_of
 from kvd_daemon.tenant_quotas import TenantQuotas, tenant_quotas_of
 from kvd_daemon.unknown_keys import refuse_unknown
 
@@ -25,6 +26,7 @@ MIN_SESSION_TTL_NS = 100_000_000  # workers renew three times per TTL; below 0.1
 MAX_SESSION_TTL_NS = 3600 * 1_000_000_000  # an hour; a longer one never frees a hung worker's blocks
 MAX_DRAIN_TIMEOUT_NS = 86_400 * 1_000_000_000  # a day; who waits longer does not want it to stop
 MAX_KERNEL_THREADS = 256  # threads of one kernel worker
+GPU_SHARINGS = ("auto", "descriptors", "legacy")  # how workers get a GPU's memory
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _BYTE_UNITS = {"": 1, "b": 1}
@@ -60,6 +62,9 @@ class Settings:
 
     host_memory_bytes: int = 0
     devices: int = 1
+    gpus: str = ""
+    memory: str = "0.85"
+    gpu_sharing: str = "auto"
     run_dir: str = ""
     session_ttl_ns: int = 30_000_000_000
     drain_timeout_ns: int = 0
@@ -79,7 +84,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            ("host_memory_bytes", MIN_HOST_MEMORY_BYTES, MAX_HOST_MEMORY_BYTES),
+            ("host_memory_bytes", 0 if self.gpus else MIN_HOST_MEMORY_BYTES, MAX_HOST_MEMORY_BYTES),
             ("devices", 1, MAX_DEVICES),
             ("session_ttl_ns", MIN_SESSION_TTL_NS, MAX_SESSION_TTL_NS),
             ("drain_timeout_ns", 0, MAX_DRAIN_TIMEOUT_NS),
@@ -92,10 +97,30 @@ class Settings:
             if not isinstance(getattr(self, name), str):
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)!r}; a text in quotes is needed")
         _ = self.listening, self.socket_gid  # each raises if it makes no sense
-        if self.log_level not in LOG_LEVELS:
+        for name, choices in (("log_level", LOG_LEVELS), ("gpu_sharing", GPU_SHARINGS)):
+            if getattr(self, name) not in choices:
+                raise InvalidArgumentError(
+                    f"{name} {getattr(self, name)!r}; one of {', '.join(choices)} is needed"
+                )
+        if share_of(self.memory) is None and parse_bytes(self.memory) == 0:
+            raise InvalidArgumentError(f"memory is {self.memory!r}; a share such as 0.85 or a size is needed")
+        if self.gpus and self.host_memory_bytes:
             raise InvalidArgumentError(
-                f"log_level {self.log_level!r}; one of {', '.join(LOG_LEVELS)} is needed"
+                "one kvd serves GPUs or host memory: give --gpus or --host-memory, and start another kvd "
+                "with a --run-dir of its own for the other"
             )
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """One daemon each. GPUs must be resolved."""
+        if self.gpus:
+            return tuple(gpu.device for gpu in chosen_gpus(self.gpus))
+        return tuple(f"host{index}" for index in range(self.devices))
+
+    def gpu_uuid(self, device: str) -> str | None:
+        """Of the device; None for the host."""
+        uuids = {gpu.device: gpu.uuid for gpu in chosen_gpus(self.gpus)}
+        return uuids.get(device)
 
     @property
     def socket_gid(self) -> int | None:
@@ -134,10 +159,13 @@ class Settings:
         )
 
 
-FIXED = ("host_memory_bytes", "devices", "run_dir")
+FIXED = ("host_memory_bytes", "devices", "gpus", "memory", "gpu_sharing", "run_dir")
 """What only a new kvd takes from kvd.toml; a reload passes it over."""
 
 TEXTS = (
+    "gpus",
+    "memory",
+    "gpu_sharing",
     "run_dir",
     "socket_group",
     "listen",
@@ -157,6 +185,8 @@ TABLES: Mapping[str, tuple[Callable[[object], Any], Callable[[Any], object]]] = 
 
 _PARSERS = {
     "host_memory": ("host_memory_bytes", parse_bytes),
+    "gpus": ("gpus", gpus_text),
+    "memory": ("memory", memory_text),
     "session_ttl": ("session_ttl_ns", parse_duration_ns),
     "drain_timeout": ("drain_timeout_ns", parse_duration_ns),
     **{name: (name, parse) for name, (parse, _) in TABLES.items()},

@@ -87,7 +87,8 @@ def test_more_memory_than_the_machine_has_is_refused_with_a_hint(tmp_path: Path)
     ("arguments", "hint"),
     [
         ((), "--host-memory 2GiB"),
-        (("--gpus",), "no CUDA device layer yet; use --host-memory"),
+        (("--gpus", "0-"), "'0-' is no GPU"),
+        (("--gpus", "0", "--host-memory", "64MiB"), "one kvd serves GPUs or host memory"),
         (("--host-memory", "2 elephants"), 'a size such as "2GiB" is needed'),
         (("--host-memory", "64MiB", "--session-ttl", "soon"), 'a duration such as "30s" is needed'),
         (("--host-memory", "64MiB", "--devices", "1000"), "devices is 1000"),

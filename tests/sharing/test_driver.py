@@ -224,12 +224,14 @@ def maker():
     started = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=-1, stdout=-1, text=True)
     return started, bytes.fromhex(started.stdout.readline())
 first, handle = maker()
-mapping = d.map_legacy(gpu, handle, MIB)
+fd = os.memfd_create("handle")
+os.write(fd, handle)
+mapping = d.map_legacy(gpu, fd, MIB)
 put(mapping, 7, b"hello")
-print(got(d.map_legacy(gpu, handle, MIB), 7, 5))
+print(got(d.map_legacy(gpu, fd, MIB), 7, 5))
 first.kill(); first.wait()
 try:
-    d.map_legacy(gpu, handle, MIB)
+    d.map_legacy(gpu, fd, MIB)
 except d.StaleHandleError as error:
     print(str(error).split(":")[0])
 """
@@ -247,7 +249,9 @@ def test_a_process_cannot_open_its_own_cuipc_handle_and_is_told(machine: FakeGpu
         + """
 owned = d.OwnedMemory(gpu, MIB)
 try:
-    d.map_legacy(gpu, owned.handle(), MIB)
+    fd = os.memfd_create("handle")
+    os.write(fd, owned.handle())
+    d.map_legacy(gpu, fd, MIB)
 except d.StaleHandleError as error:
     print(error)
 owned.free()

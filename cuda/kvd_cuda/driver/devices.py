@@ -121,7 +121,7 @@ def gpu_of(driver: Driver, name: str, environ: Mapping[str, str] = os.environ) -
 
 
 def _digits(name: str) -> str:
-    return re.sub(r"^(mig-gpu-|mig-|gpu-)", "", name.strip().lower()).replace("-", "")
+    return re.sub(r"^(mig-gpu-|mig-|gpu-)", "", name.strip().lower().split("/")[0]).replace("-", "")
 
 
 def _why(there: list[Gpu], environ: Mapping[str, str]) -> str:

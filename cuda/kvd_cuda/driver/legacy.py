@@ -1,8 +1,10 @@
 """GPU memory by cuIpc handles, for where descriptors cannot be had. It ends with the process that made it.
 
-The maker needs a context and cannot open its own handle; both processes must see one pid namespace.
+The maker needs a context and cannot open its own handle; both processes must see one pid namespace. A handle
+travels as a file of its 64 bytes.
 """
 
+import mmap
 from ctypes import c_uint64
 
 from kvd_cuda.driver.devices import Gpu
@@ -37,9 +39,15 @@ class OwnedMemory:
             self._gpu.driver.call("cuMemFree_v2", self.address)
 
 
-def map_legacy(gpu: Gpu, handle: bytes, byte_count: int) -> Mapping:
-    """Memory of another process. Raises StaleHandleError if that is gone; CudaError."""
-    assert len(handle) == IPC_HANDLE_BYTES, "a handle is 64 bytes"
+def map_legacy(gpu: Gpu, fd: int, byte_count: int) -> Mapping:
+    """Memory of another process, whose handle is in the file `fd`; that stays open as long as the mapping.
+
+    Raises StaleHandleError if the memory is gone; CudaError.
+    """
+    try:
+        handle = mmap.mmap(fd, IPC_HANDLE_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
+    except (OSError, ValueError) as error:
+        raise StaleHandleError("this descriptor is none of GPU memory; attach again") from error
     driver, address = gpu.driver, c_uint64()
     with gpu.context():
         code = driver.result(
@@ -57,5 +65,6 @@ def map_legacy(gpu: Gpu, handle: bytes, byte_count: int) -> Mapping:
     def unmap() -> None:
         with gpu.context():
             driver.call("cuIpcCloseMemHandle", address)
+        handle.close()
 
     return Mapping(gpu, address.value, byte_count, unmap)

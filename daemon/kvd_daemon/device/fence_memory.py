@@ -11,7 +11,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from .host import sealed_memfd
+from .sealed import sealed_memfd
 
 WORD_BYTES = 8
 READ_BY_OWNER = 0o400

@@ -6,7 +6,10 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class PoolMemory:
-    """A pool's bytes and its sidecar as descriptors that other processes can map. Owned by the device."""
+    """A pool's bytes and its sidecar as descriptors that other processes can map. Owned by the device.
+
+    The bytes live as long as any process has their descriptor or a mapping of it, whatever dies.
+    """
 
     pool_id: str
     pool_bytes: int
@@ -19,7 +22,10 @@ class DeviceMemory(Protocol):
     """Memory of one device. None of its calls touches the bytes."""
 
     kind: str
-    """"host" or "cuda"."""
+    """"host"; "cuda": `pool_fd` is memory of a GPU; "cuda_legacy": `pool_fd` has a cuIpc handle in it."""
+
+    uuid: str
+    """Of the GPU; empty for the host."""
 
     def create(self, pool_id: str, pool_bytes: int, sidecar_bytes: int) -> PoolMemory:
         """Raises DeviceFullError; then nothing was taken."""

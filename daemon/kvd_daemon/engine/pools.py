@@ -45,6 +45,11 @@ class Pools:
     def device_kind(self) -> str:
         return self._memory.kind
 
+    @property
+    def device_uuid(self) -> str:
+        """Of the GPU; empty for the host."""
+        return self._memory.uuid
+
     def create(self, name: str, spec: KVSpec, blocks: int) -> tuple[Pool, bool]:
         """The pool, and whether it is new. Raises what Device.create_pool does; then nothing was taken."""
         pool_id = secrets.token_hex(POOL_ID_BYTES)
@@ -72,7 +77,8 @@ class Pools:
     def _use(self, pool: Pool) -> None:
         memory, spec, total = self.memory_of(pool), pool.spec, pool.blocks_total
         self._populated_bytes[pool.name] = 0
-        self._kernel.map_pool(MapPool(pool.pool_id, asdict(spec), total), (memory.pool_fd, memory.sidecar_fd))
+        request = MapPool(pool.pool_id, asdict(spec), total, self._memory.kind, self._memory.uuid)
+        self._kernel.map_pool(request, (memory.pool_fd, memory.sidecar_fd))
         self._populating[pool.name] = asyncio.create_task(self._populate(pool.name, memory))
         LOG.info("pool %s: %d blocks, %d bytes", pool.name, total, memory.pool_bytes)
 

@@ -3,7 +3,8 @@
 import ctypes
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ class MappedPool:
     def __init__(self, spec: KVSpec, blocks_total: int, pool_fd: int, sidecar_fd: int) -> None:
         self.spec = spec
         self.blocks_total = blocks_total
-        self._bytes = mmap.mmap(pool_fd, spec.pool_bytes(blocks_total))
+        self._bytes = self._mapped(pool_fd, spec.pool_bytes(blocks_total))
         self._sidecar = mmap.mmap(sidecar_fd, spec.sidecar_bytes(blocks_total))
         os.close(pool_fd)
         os.close(sidecar_fd)
@@ -38,6 +39,16 @@ class MappedPool:
         planes = [spec.planes(layer, blocks_total) for layer in range(spec.layers)]
         self._k = [self._plane(k) for k, _ in planes]
         self._v = [self._plane(v) for _, v in planes]
+
+    def _mapped(self, pool_fd: int, byte_count: int) -> mmap.mmap:
+        return mmap.mmap(pool_fd, byte_count)
+
+    def at_hand(self, block_ids: Sequence[IntArray]) -> AbstractContextManager[None]:
+        """The blocks of these tables can be read and written inside."""
+        return nullcontext()
+
+    def give_back(self, block_ids: IntArray) -> None:
+        """Inside of `at_hand`: what was written to these blocks is for everybody from here on."""
 
     def _plane(self, plane: Plane) -> npt.NDArray[Any]:
         """[blocks, block_size, kv_heads, head_dim] in the dtype's storage."""
@@ -94,10 +105,13 @@ class MappedPool:
         for start, count in runs.tolist():
             for at, byte_count in self._run_segments(start, count):
                 for step_at in range(at, at + byte_count, SCRUB_STEP_BYTES):
-                    self._flat[step_at : min(step_at + SCRUB_STEP_BYTES, at + byte_count)] = 0
+                    self._zero(step_at, min(SCRUB_STEP_BYTES, at + byte_count - step_at))
                     on_step()
             self.positions[start : start + count] = 0
             self.scores[start : start + count] = 0
+
+    def _zero(self, offset: int, byte_count: int) -> None:
+        self._flat[offset : offset + byte_count] = 0
 
     def _run_segments(self, start: int, count: int) -> Iterator[tuple[int, int]]:
         """Neighbouring blocks are neighbours in every plane too."""

@@ -20,11 +20,16 @@ def no_runs() -> IntArray:
 
 @dataclass(frozen=True)
 class MapPool:
-    """Two descriptors come with it: the pool's bytes and its sidecar. `spec` are the fields of KVSpec."""
+    """Two descriptors come with it: the pool's bytes and its sidecar. `spec` are the fields of KVSpec.
+
+    `kind` and `uuid` are those of DeviceMemory.
+    """
 
     pool_id: str
     spec: dict[str, Any]
     blocks_total: int
+    kind: str = "host"
+    uuid: str = ""
 
 
 @dataclass(frozen=True)

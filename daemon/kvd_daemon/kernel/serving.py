@@ -24,6 +24,7 @@ from kvd_cuda.queries import WindowQueries
 from kvd_daemon.kernel import messages as m
 from kvd_daemon.kernel import wire
 from kvd_daemon.kernel.mapped_pool import MappedPool
+from kvd_daemon.kernel.staged_pool import GpuOf, StagedPool
 from kvd_daemon.kernel.warm import warm_up
 
 MAX_FDS = 2  # per message: a pool's bytes and its sidecar
@@ -112,7 +113,12 @@ class KernelWorker:
         self._link = link
         self._voice = voice
         self._pools: dict[str, MappedPool] = {}
-        self._backend = AnnouncingBackend(lambda: link.send(m.Moving()), voice.step)
+        self._moved = False
+        self._backend = AnnouncingBackend(self._moving, voice.step)
+
+    def _moving(self) -> None:
+        self._moved = True
+        self._link.send(m.Moving())
 
     def serve(self) -> None:
         """Until the daemon is gone. Anything unforeseen ends this process; the daemon starts another."""
@@ -130,8 +136,8 @@ class KernelWorker:
 
     def _perform(self, request: m.Message) -> m.Done:
         match request:
-            case m.MapPool(pool_id, spec, blocks_total):
-                self._pools[pool_id] = MappedPool(KVSpec(**spec), blocks_total, *self._link.take_fds())
+            case m.MapPool():
+                self._pools[request.pool_id] = self._map(request)
             case m.UnmapPool(pool_id):
                 del self._pools[pool_id]
             case m.Populate(pool_id, offset, byte_count):
@@ -139,14 +145,33 @@ class KernelWorker:
             case m.Scrub(pool_id, runs):
                 self._pools[pool_id].scrub(runs, self._voice.step)
             case m.Observe():
-                self._observe(request)
+                with self._pools[request.pool_id].at_hand([request.source, request.scratch]):
+                    self._observe(request)
             case m.Compress():
-                return self._compress(request)
+                return self._compress_at_hand(request)
             case m.Ping():
                 pass
             case _:
                 raise wire.WireError(f"{type(request).__name__} is no request")
         return m.Done()
+
+    def _map(self, request: m.MapPool) -> MappedPool:
+        spec, fds = KVSpec(**request.spec), self._link.take_fds()
+        if request.kind == "host":
+            return MappedPool(spec, request.blocks_total, *fds)
+        return StagedPool(
+            spec, request.blocks_total, *fds, GpuOf(request.kind, request.uuid, self._voice.step)
+        )
+
+    def _compress_at_hand(self, request: m.Compress) -> m.Done:
+        pool = self._pools[request.pool_id]
+        pool.scrub(request.scrub_runs, self._voice.step)
+        with pool.at_hand([request.source, request.scratch]):
+            self._moved = False
+            done = self._compress(request)
+            if self._moved:
+                pool.give_back(request.destination if request.destination.size else request.source)
+        return done
 
     def _observe(self, request: m.Observe) -> None:
         pool = self._pools[request.pool_id]
@@ -156,7 +181,6 @@ class KernelWorker:
 
     def _compress(self, request: m.Compress) -> m.Done:
         pool = self._pools[request.pool_id]
-        pool.scrub(request.scrub_runs, self._voice.step)
         planes, queries = pool.lease(request), pool.queries(request)
         if request.method == "h2o" and queries is not None:
             planes = self._observed(planes, queries)

@@ -5,13 +5,13 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvd.errors import InvalidArgumentError
 from kvd_daemon.channel import ChannelEndedError, Packet
-from kvd_daemon.processes import OPERATOR_MISTAKE
+from kvd_daemon.processes import DEVICE_FAILED, OPERATOR_MISTAKE
 from kvd_daemon.settings import Settings
 
 from .child import adopt_orphans, reap_orphans
@@ -32,11 +32,12 @@ LOG = logging.getLogger("kvd.supervisor")
 class Operator:
     """What the command line gives the loop.
 
-    `announce` is called once, when all devices are ready. `reread` gives the settings as they are written
-    now, or raises InvalidArgumentError. `upgrade` becomes new code, and returns only if that failed.
+    `announce` is called once, with the names of those that serve, when that is all but GPUs that fail.
+    `reread` gives the settings as they are written now, or raises InvalidArgumentError. `upgrade` becomes new
+    code, and returns only if that failed.
     """
 
-    announce: Callable[[], None]
+    announce: Callable[[Collection[str]], None]
     reread: Callable[[], Settings]
     upgrade: Callable[[Handoff, Signals], None]
 
@@ -50,8 +51,7 @@ class Supervisor:
         self._systemd = systemd
         self._kept = kept
         run_dir = Path(settings.run_dir)
-        names = [f"host{index}" for index in range(settings.devices)]
-        self._watches = {name: Watch(name, run_dir / name, kept) for name in names}
+        self._watches = {name: Watch(name, run_dir / name, kept) for name in settings.device_names}
         self._rollout = Rollout(self._watches)
         self._signals = Signals()
         self._selector = selectors.DefaultSelector()
@@ -137,9 +137,11 @@ class Supervisor:
         if daemon.channel in self._selector.get_map():
             self._selector.unregister(daemon.channel)
         status = watch.bury()
-        if not daemon.ready and not self._announced:
+        watch.device_failed = status == DEVICE_FAILED
+        others = any(not other.device_failed for other in self._watches.values())
+        if not daemon.ready and not self._announced and not (watch.device_failed and others):
             LOG.error("the daemon of %s ended with status %d before it served", daemon.device, status)
-            return OPERATOR_MISTAKE if status == OPERATOR_MISTAKE else 1
+            return OPERATOR_MISTAKE if status in (OPERATOR_MISTAKE, DEVICE_FAILED) else 1
         watch.start_another(status)
         return 0
 
@@ -155,9 +157,10 @@ class Supervisor:
 
     def _tell_systemd(self, now_s: float) -> None:
         watches = self._watches.values()
-        if not self._announced and all(watch.daemon and watch.daemon.ready for watch in watches):
+        serving = {watch.device for watch in watches if watch.daemon and watch.daemon.ready}
+        if not self._announced and all(watch.device_failed or watch.device in serving for watch in watches):
             self._announced = True
-            self._operator.announce()
+            self._operator.announce(serving)
             self._systemd.ready()
         healthy = all(watch.healthy(now_s) for watch in watches)
         self._systemd.status(", ".join(watch.summary(now_s) for watch in watches))

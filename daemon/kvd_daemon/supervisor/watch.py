@@ -26,7 +26,8 @@ LOG = logging.getLogger("kvd.supervisor")
 class Watch:
     """`daemon` is None between two of them; `due_s` is when the next one starts.
 
-    `left_files`: the last daemon ended without removing what it had in its folder.
+    `left_files`: the last daemon ended without removing what it had in its folder. `device_failed`: it could
+    not use its GPU, and no other one could since.
     """
 
     def __init__(self, device: str, folder: Path, kept: Kept) -> None:
@@ -41,6 +42,7 @@ class Watch:
         self._condemned = False
         self._lived_s, self._served = 0.0, False
         self.left_files = False
+        self.device_failed = False
 
     def start(self, settings: Settings) -> Daemon:
         """Raises OSError if the system refuses a process."""
@@ -54,6 +56,7 @@ class Watch:
         was_ready = self.daemon.ready
         self.daemon.hear(self._keep)
         if self.daemon.ready and not was_ready:
+            self.device_failed = False
             self._down.unlink(missing_ok=True)
 
     def _keep(self, packet: Packet) -> None:

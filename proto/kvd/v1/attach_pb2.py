@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13kvd/v1/attach.proto\x12\x06kvd.v1\"f\n\rAttachRequest\x12\'\n\x06ticket\x18\x01 \x01(\x0b\x32\x15.kvd.v1.TicketRequestH\x00\x12!\n\x03map\x18\x02 \x01(\x0b\x32\x12.kvd.v1.MapRequestH\x00\x42\t\n\x07request\"\x0f\n\rTicketRequest\"1\n\nMapRequest\x12\x15\n\rsession_token\x18\x01 \x01(\x0c\x12\x0c\n\x04pool\x18\x02 \x01(\t\"\x9f\x01\n\x0e\x41ttachResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12(\n\x06ticket\x18\x02 \x01(\x0b\x32\x16.kvd.v1.TicketResponseH\x00\x12\"\n\x03map\x18\x03 \x01(\x0b\x32\x13.kvd.v1.MapResponseH\x00\x12$\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x13.kvd.v1.AttachErrorH\x00\x42\n\n\x08response\" \n\x0eTicketResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\"s\n\x0bMapResponse\x12\x13\n\x0b\x64\x65vice_kind\x18\x01 \x01(\t\x12\x12\n\npool_bytes\x18\x02 \x01(\x04\x12\x15\n\rsidecar_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07pool_id\x18\x04 \x01(\t\x12\x13\n\x0b\x66\x65nce_bytes\x18\x05 \x01(\x04\"\x94\x01\n\x0b\x41ttachError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x33\n\x08metadata\x18\x03 \x03(\x0b\x32!.kvd.v1.AttachError.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13kvd/v1/attach.proto\x12\x06kvd.v1\"f\n\rAttachRequest\x12\'\n\x06ticket\x18\x01 \x01(\x0b\x32\x15.kvd.v1.TicketRequestH\x00\x12!\n\x03map\x18\x02 \x01(\x0b\x32\x12.kvd.v1.MapRequestH\x00\x42\t\n\x07request\"\x0f\n\rTicketRequest\"1\n\nMapRequest\x12\x15\n\rsession_token\x18\x01 \x01(\x0c\x12\x0c\n\x04pool\x18\x02 \x01(\t\"\x9f\x01\n\x0e\x41ttachResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12(\n\x06ticket\x18\x02 \x01(\x0b\x32\x16.kvd.v1.TicketResponseH\x00\x12\"\n\x03map\x18\x03 \x01(\x0b\x32\x13.kvd.v1.MapResponseH\x00\x12$\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x13.kvd.v1.AttachErrorH\x00\x42\n\n\x08response\" \n\x0eTicketResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\"\x88\x01\n\x0bMapResponse\x12\x13\n\x0b\x64\x65vice_kind\x18\x01 \x01(\t\x12\x12\n\npool_bytes\x18\x02 \x01(\x04\x12\x15\n\rsidecar_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07pool_id\x18\x04 \x01(\t\x12\x13\n\x0b\x66\x65nce_bytes\x18\x05 \x01(\x04\x12\x13\n\x0b\x64\x65vice_uuid\x18\x06 \x01(\t\"\x94\x01\n\x0b\x41ttachError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x33\n\x08metadata\x18\x03 \x03(\x0b\x32!.kvd.v1.AttachError.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,10 +43,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTACHRESPONSE']._serialized_end=363
   _globals['_TICKETRESPONSE']._serialized_start=365
   _globals['_TICKETRESPONSE']._serialized_end=397
-  _globals['_MAPRESPONSE']._serialized_start=399
-  _globals['_MAPRESPONSE']._serialized_end=514
-  _globals['_ATTACHERROR']._serialized_start=517
-  _globals['_ATTACHERROR']._serialized_end=665
-  _globals['_ATTACHERROR_METADATAENTRY']._serialized_start=618
-  _globals['_ATTACHERROR_METADATAENTRY']._serialized_end=665
+  _globals['_MAPRESPONSE']._serialized_start=400
+  _globals['_MAPRESPONSE']._serialized_end=536
+  _globals['_ATTACHERROR']._serialized_start=539
+  _globals['_ATTACHERROR']._serialized_end=687
+  _globals['_ATTACHERROR_METADATAENTRY']._serialized_start=640
+  _globals['_ATTACHERROR_METADATAENTRY']._serialized_end=687
 # @@protoc_insertion_point(module_scope)

@@ -149,8 +149,11 @@ class MapResponse(google.protobuf.message.Message):
     SIDECAR_BYTES_FIELD_NUMBER: builtins.int
     POOL_ID_FIELD_NUMBER: builtins.int
     FENCE_BYTES_FIELD_NUMBER: builtins.int
+    DEVICE_UUID_FIELD_NUMBER: builtins.int
     device_kind: builtins.str
-    """"host" or "cuda"."""
+    """"host"; "cuda": the first descriptor is memory of a GPU (VMM); "cuda_legacy": it is a file that holds a
+    CUipcMemHandle, and the memory lives as long as somebody has that descriptor.
+    """
     pool_bytes: builtins.int
     """Bytes of the pool's memory."""
     sidecar_bytes: builtins.int
@@ -163,6 +166,8 @@ class MapResponse(google.protobuf.message.Message):
     """Bytes of the device's fence array: uint64 [slots], read-only for workers. At a lease's fence slot
     stands lease_id << 24 | (generation & 0xffffff) as long as its table may be used, else something else.
     """
+    device_uuid: builtins.str
+    """The GPU, as nvidia-smi -L shows it; empty for the host. Indexes differ from process to process."""
     def __init__(
         self,
         *,
@@ -171,8 +176,9 @@ class MapResponse(google.protobuf.message.Message):
         sidecar_bytes: builtins.int = ...,
         pool_id: builtins.str = ...,
         fence_bytes: builtins.int = ...,
+        device_uuid: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["device_kind", b"device_kind", "fence_bytes", b"fence_bytes", "pool_bytes", b"pool_bytes", "pool_id", b"pool_id", "sidecar_bytes", b"sidecar_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device_kind", b"device_kind", "device_uuid", b"device_uuid", "fence_bytes", b"fence_bytes", "pool_bytes", b"pool_bytes", "pool_id", b"pool_id", "sidecar_bytes", b"sidecar_bytes"]) -> None: ...
 
 Global___MapResponse: typing_extensions.TypeAlias = MapResponse
 

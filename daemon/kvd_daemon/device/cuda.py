@@ -1,0 +1,81 @@
+"""GPU memory: one allocation per pool, as a descriptor that any process maps. No CUDA context is needed here.
+
+So this process starts in no time and takes no GPU memory of its own; a pool outlives it as a host pool does.
+"""
+
+from kvd.errors import DeviceFullError, DeviceUnavailableError, InvalidArgumentError
+from kvd_cuda.driver import (
+    CudaError,
+    Gpu,
+    GpuMemoryFullError,
+    create_shareable,
+    gpu_of,
+    is_shareable_of,
+    load_driver,
+)
+from kvd_daemon.gpu_list import share_of
+from kvd_daemon.settings import parse_bytes
+
+from .cuda_legacy import CudaLegacyMemory
+from .pool_memories import PoolMemories
+
+RETRY_AFTER_NS = 500_000_000  # ns; memory of processes that were killed comes back within a second or two
+
+
+class CudaMemory(PoolMemories):
+    """Of one GPU that can share memory as descriptors."""
+
+    kind = "cuda"
+
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__()
+        self._gpu = gpu
+        self.uuid = gpu.uuid
+
+    def _make(self, pool_id: str, byte_count: int) -> int:
+        try:
+            return create_shareable(self._gpu, byte_count)
+        except GpuMemoryFullError as error:
+            raise DeviceFullError(
+                f"{self.uuid} has too little free memory for a pool of {byte_count} bytes. What was in use "
+                "by processes that ended, or by dropped pools that workers still map, comes back in a moment",
+                retry_after_ns=RETRY_AFTER_NS,
+            ) from error
+        except CudaError as error:
+            raise DeviceUnavailableError(f"{self.uuid} gives no memory: {error}") from error
+
+    def _is_such(self, fd: int, byte_count: int) -> bool:
+        """The driver does not tell sizes; the name under which it was kept says whose it is."""
+        return is_shareable_of(self._gpu, fd)
+
+
+def open_gpu(uuid: str, sharing: str) -> tuple[Gpu, PoolMemories]:
+    """Its memory, in the best way it can be shared, or the one that is wanted.
+
+    Raises DeviceUnavailableError for a GPU that is not there or cannot do it.
+    """
+    try:
+        gpu = gpu_of(load_driver(), uuid)
+        able = gpu.shares_descriptors
+    except CudaError as error:
+        raise DeviceUnavailableError(str(error)) from error
+    if sharing == "descriptors" and not able:
+        raise DeviceUnavailableError(
+            f"{gpu.name} ({uuid}) cannot share memory as descriptors; leave --gpu-sharing away, or serve "
+            "host memory: --host-memory SIZE"
+        )
+    return gpu, CudaMemory(gpu) if able and sharing != "legacy" else CudaLegacyMemory(gpu)
+
+
+def memory_bytes(gpu: Gpu, wanted: str) -> int:
+    """How much of it pools may take. Raises InvalidArgumentError if it has less than that."""
+    share = share_of(wanted)
+    if share is not None:
+        return int(gpu.total_bytes * share)
+    byte_count = parse_bytes(wanted)
+    if not 0 < byte_count <= gpu.total_bytes:
+        raise InvalidArgumentError(
+            f"--memory {wanted}: {gpu.name} ({gpu.uuid}) has {gpu.total_bytes / 2**30:.1f} GiB; ask for "
+            "less, or for a share such as 0.85"
+        )
+    return byte_count
