@@ -67,6 +67,7 @@ def test_binary_operations_are_numpys(instruction, kind, x, y, expected) -> None
         ("neg.s32", "s32", S32, -S32),
         ("neg.f32", "f32", F32, -F32),
         ("abs.f32", "f32", F32, np.abs(F32)),
+        ("rcp.rn.f32", "f32", F32, 1 / F32),
     ],
 )
 def test_unary_operations_are_numpys(instruction, kind, x, expected) -> None:

@@ -45,6 +45,13 @@ def test_part_of_a_warp_at_a_sync_instruction_is_an_error() -> None:
         run(body, [], np.zeros(1, np.uint32))
 
 
+def test_lanes_that_meet_at_two_sync_instructions_do_not_meet() -> None:
+    shuffle = "mov.u32 %r4, -1; shfl.sync.bfly.b32 %r2|%p2, %r1, 1, 31, %r4;"
+    body = f"setp.lt.u32 %p1, %r1, 7; @%p1 bra OTHER; {shuffle} bra END; OTHER: {shuffle} END: mov.u32 %r3, 0;"
+    with pytest.raises(PtxError, match="part of the warp elsewhere"):
+        run(body, [], np.zeros(1, np.uint32))
+
+
 def test_threads_part_and_meet_again() -> None:
     body = """mov.u32 %r2, 0; mov.u32 %r3, 0;
     LOOP: add.u32 %r2, %r2, %r3; add.u32 %r3, %r3, 1; setp.le.u32 %p1, %r3, %r1; @%p1 bra LOOP;

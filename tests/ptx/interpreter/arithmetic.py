@@ -36,6 +36,7 @@ elementwise("xor", np.bitwise_xor)
 elementwise("not", np.invert)
 elementwise("neg", np.negative)
 elementwise("abs", np.abs)
+elementwise("rcp", np.reciprocal)
 
 
 def fused(x: Array, y: Array, z: Array) -> Array:

@@ -131,9 +131,8 @@ class Threads:
         if self.launch.threads % WARP:
             raise PtxError("warp-level instruction in a block that is no multiple of 32 threads")
         here = active.reshape(-1, WARP)
-        wanted = (mask.reshape(-1, WARP) >> np.arange(WARP, dtype=np.uint32)) & 1
-        partial = here.any(axis=1) & (here != wanted.astype(np.bool_)).any(axis=1)
-        if partial.any():
+        ballot = (here.astype(np.uint64) << np.arange(WARP, dtype=np.uint64)).sum(axis=1)
+        if (here & (mask.reshape(-1, WARP) != ballot[:, None])).any():
             raise PtxError("warp-level instruction with part of the warp elsewhere")
         return np.flatnonzero(here.any(axis=1))
 
