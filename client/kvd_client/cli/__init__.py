@@ -3,11 +3,10 @@
 Exit status: 0 done, 1 it failed or a device does not serve, 2 it was asked wrongly.
 """
 
-import os
-import sys
 from collections.abc import Sequence
 
 from kvd.errors import InvalidArgumentError, KvdError
+from kvd.streams import StdoutError
 from kvd_client.cli.output import Output, complain
 from kvd_client.cli.parser import build_parser
 
@@ -17,19 +16,16 @@ INTERRUPTED = 130  # what a shell makes of SIGINT
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status; never raises KvdError."""
-    args = build_parser().parse_args(argv)
     try:
+        args = build_parser().parse_args(argv)
         status: int = args.run(args, Output.to_stdout(args.output))
-        sys.stdout.flush()
     except InvalidArgumentError as error:
         complain(str(error))
         return WRONG
-    except KvdError as error:
+    except (KvdError, StdoutError) as error:
         complain(str(error))
         return FAILED
-    except BrokenPipeError:
-        # The reader has seen enough; what is still buffered must not be written at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has seen enough
         return DONE
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvd import streams
 from kvd.errors import InvalidArgumentError, KvdError
+from kvd.streams import say
 from kvd_client.cli.screen import Screen, Table
 
 FORMATS = ("table", "json", "yaml")
@@ -31,12 +33,11 @@ class Output:
     def show(self, document: Document, lines: Sequence[str]) -> None:
         """`document` for programs, `lines` for people."""
         if self.format == "json":
-            print(json.dumps(document, indent=2))
+            say(json.dumps(document, indent=2) + "\n")
         elif self.format == "yaml":
-            print(_yaml().safe_dump(document, sort_keys=False), end="")
+            say(_yaml().safe_dump(document, sort_keys=False))
         else:
-            for line in lines:
-                print(line)
+            say("".join(f"{line}\n" for line in lines))
 
     def show_list(
         self, noun: str, rows: Sequence[Document], table: Table, failures: Mapping[str, KvdError]
@@ -62,9 +63,8 @@ def _yaml() -> Any:
 
 
 def complain(text: str, kind: str = "error", style: str = "red") -> None:
-    """A line to stderr. stdout goes first, so that both read in order on a terminal."""
-    sys.stdout.flush()
-    print(f"{Screen.of(sys.stderr).paint(f'{kind}:', 'bold', style)} {text}", file=sys.stderr)
+    """A line to stderr."""
+    streams.complain(f"{Screen.of(sys.stderr).paint(f'{kind}:', 'bold', style)} {text}")
 
 
 def note(text: str) -> None:

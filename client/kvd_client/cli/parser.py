@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 from kvd.errors import InvalidArgumentError
 from kvd.policy import Keep
 from kvd.spec import DTYPE_ALIASES, DTYPE_BYTES, LAYOUTS
+from kvd.streams import say
 from kvd_client.cli import (
     daemon_commands,
     lease_commands,
@@ -54,6 +55,10 @@ class Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         complain(f"{message}; see: {self.prog} --help")
         sys.exit(2)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """The help, or the version."""
+        say(message)
 
 
 def checked(parse: Callable[[str], T]) -> Callable[[str], T]:

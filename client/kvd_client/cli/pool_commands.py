@@ -10,6 +10,7 @@ from kvd.convert import spec_to_proto
 from kvd.errors import InvalidArgumentError, KvdError, PoolNotFoundError
 from kvd.limits import NULL_BLOCKS
 from kvd.spec import KVSpec
+from kvd.streams import say
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client.cli import records, status_page
 from kvd_client.cli.fleet import Answers, Fleet, fleet_of
@@ -107,10 +108,10 @@ def _watch(args: Namespace, output: Output) -> int:
 def _redraw(lines: list[str], screen: Screen) -> None:
     """Over the last page, line by line, so that nothing flickers; cut to the terminal's height."""
     if screen.width is None:
-        print("\n".join([*lines, ""]), flush=True)
+        say("\n".join([*lines, ""]) + "\n")
         return
     rows = lines[: shutil.get_terminal_size().lines - 1]
-    print("\x1b[H" + "".join(f"{row}\x1b[K\n" for row in rows) + "\x1b[J", end="", flush=True)
+    say("\x1b[H" + "".join(f"{row}\x1b[K\n" for row in rows) + "\x1b[J")
 
 
 def list_pools(args: Namespace, output: Output) -> int:
