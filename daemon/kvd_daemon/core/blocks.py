@@ -25,7 +25,7 @@ class BlockState(IntEnum):
     NULL = 5
 
 
-_ONE = np.uint32(1)
+_ONE = np.array(1, np.uint32)  # an array: numpy would make one of a number at every use
 _BYTE_OF = [bytes((state.value,)) for state in BlockState]
 
 
@@ -113,7 +113,7 @@ class Blocks:
         for first, count in runs:
             if count > FEW_BLOCKS:
                 fenced = self.generation[first : first + count]
-                np.add(fenced, _ONE, out=fenced)
+                fenced += _ONE
                 continue
             for block_id in range(first, first + count):
                 generations[block_id] = (generations[block_id] + 1) & MAX_GENERATION

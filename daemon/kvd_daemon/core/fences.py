@@ -24,10 +24,14 @@ class Fences:
     """A slot per lease, the lowest free one first: which are free follows from the leases alone."""
 
     def __init__(self, limit: int) -> None:
-        self.words: Words = np.zeros(FIRST_WORDS, np.uint64)
+        self._lie_in(np.zeros(FIRST_WORDS, np.uint64))
         self._limit = limit
         self._free: list[int] = []  # a heap
         self._next = NO_SLOT + 1
+
+    def _lie_in(self, words: Words) -> None:
+        self.words = words
+        self._cells = words.data  # the same memory: numpy takes longer to store a single word
 
     def require(self, count: int) -> None:
         """Raises LimitExceededError if there are not so many slots."""
@@ -44,23 +48,23 @@ class Fences:
             return heapq.heappop(self._free)
         slot, self._next = self._next, self._next + 1
         if slot == self.words.size:
-            self.words = np.concatenate((self.words, np.zeros(slot, np.uint64)))
+            self._lie_in(np.concatenate((self.words, np.zeros(slot, np.uint64))))
         return slot
 
     def give(self, slot: int) -> None:
-        self.words[slot] = 0
+        self._cells[slot] = 0
         heapq.heappush(self._free, slot)
 
     def show(self, lease: Lease) -> None:
         """Call after every change of what `Lease.fence` follows from."""
-        self.words[lease.fence_slot] = lease.fence
+        self._cells[lease.fence_slot] = lease.fence
 
     def restore(self, leases: Iterable[Lease]) -> None:
         """As it is when just these leases have their slots."""
         slots = {lease.fence_slot: lease for lease in leases}
         self._next = max(slots, default=NO_SLOT) + 1
         self._free = [slot for slot in range(NO_SLOT + 1, self._next) if slot not in slots]
-        self.words = np.zeros(max(FIRST_WORDS, self._next), np.uint64)
+        self._lie_in(np.zeros(max(FIRST_WORDS, self._next), np.uint64))
         for lease in slots.values():
             self.show(lease)
 
@@ -70,7 +74,7 @@ class Fences:
         stale = np.flatnonzero(words[self._next :]) + self._next
         words[stale] = 0
         words[: self._next] = self.words[: self._next]
-        self.words = words
+        self._lie_in(words)
 
     def shown(self) -> dict[int, int]:
         """Every slot that shows something, with its word."""

@@ -52,7 +52,7 @@ class Outbox:
 
 
 def hash_of(token: bytes) -> bytes:
-    """What is kept of a token, in memory and in the journal."""
+    """What is kept of a token where it outlives the daemon."""
     return hashlib.sha256(token).digest()
 
 
@@ -63,11 +63,12 @@ def descriptor_of(session_id: str) -> str:
 
 @dataclass(eq=False)
 class OpenSession:
-    """A session with its process and its stream."""
+    """A session with its process and its stream; and its token, once a call has shown it."""
 
     session: Session
     peer: Peer
     outbox: Outbox
+    token: bytes = field(default=b"", repr=False)
 
     @property
     def session_id(self) -> str:
@@ -92,6 +93,7 @@ class Sessions:
         self._store = store
         self._gate = gate
         self._by_hash: dict[bytes, OpenSession] = {}
+        self._by_token: dict[bytes, OpenSession] = {}  # every call shows its token: it is hashed once
         self._beat_ns = time.monotonic_ns()
         self._tickets = Tickets()
 
@@ -178,10 +180,13 @@ class Sessions:
     def by_token(self, token: bytes) -> OpenSession:
         """Raises SessionNotFoundError."""
         self._excuse(time.monotonic_ns())
-        try:
-            return self._by_hash[hash_of(token)]
-        except KeyError:
-            raise SessionNotFoundError("unknown session token; open a new session") from None
+        opened = self._by_token.get(token)
+        if opened is None:
+            opened = self._by_hash.get(hash_of(token))
+            if opened is None:
+                raise SessionNotFoundError("unknown session token; open a new session")
+            opened.token, self._by_token[token] = token, opened
+        return opened
 
     def renew(self, opened: OpenSession, progress: Sequence[Progress]) -> None:
         """Raises what Device.renew does."""
@@ -226,6 +231,7 @@ class Sessions:
 
     def _forget(self, opened: OpenSession, error: KvdError | None) -> None:
         del self._by_hash[opened.session.identity.token_hash]
+        self._by_token.pop(opened.token, None)
         opened.peer.close()
         opened.outbox.put(Ended(error))
 

@@ -70,6 +70,9 @@ _integer = struct.Struct("<cq").pack
 _real = struct.Struct("<cd").pack
 
 
+EMPTY_LIST = _tagged(b"l", 0)
+
+
 def encode(value: Any) -> bytes:
     """The bytes of a value. Anything that no reader would give back as it was is a bug, and a KeyError."""
     return _WRITERS[type(value)](value)
@@ -140,6 +143,10 @@ def _each(values: Iterable[Any]) -> bytes:
             parts += _tagged(b"b", len(value)), value
         elif kind is int and -(2**63) <= value < 2**63:
             parts.append(_integer(b"i", value))
+        elif kind is bool:
+            parts.append(b"T" if value else b"F")
+        elif kind is list and not value:
+            parts.append(EMPTY_LIST)
         else:
             parts.append(_WRITERS[kind](value))
     return b"".join(parts)

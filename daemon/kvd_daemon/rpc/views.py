@@ -38,10 +38,13 @@ def show_lease(change: Change, state: pb.LeaseState) -> None:
         state.appended.add(start=first, count=count)
     state.length = lease.length
     state.position = lease.position
-    state.compressed_length = lease.compressed_length
-    state.sealed_blocks = lease.sealed_blocks
-    state.skip_after = change.skip_after
     state.fence_slot = lease.fence_slot
+    if lease.compressed_length:
+        state.compressed_length = lease.compressed_length
+    if lease.sealed_blocks:
+        state.sealed_blocks = lease.sealed_blocks
+    if change.skip_after:
+        state.skip_after = change.skip_after
 
 
 def pool_view(pool: Pool) -> pb.Pool:
