@@ -36,6 +36,7 @@ chaos: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/bench_lifecycle.py --json benchmarks/results/lifecycle.json
+	$(BIN)/python benchmarks/bench_core.py --json benchmarks/results/core.json
 	$(BIN)/python benchmarks/bench_rpc.py benchmarks/results/rpc.json
 	$(BIN)/python benchmarks/bench_journal.py --json benchmarks/results/journal.json
 	$(BIN)/python benchmarks/bench_snapkv.py --json benchmarks/results/snapkv.json
