@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def _command_of(process: psutil.Process) -> list[str]:
+def command_of(process: psutil.Process) -> list[str]:
     """Of a dead one nothing."""
     try:
         return process.cmdline()
@@ -57,7 +57,7 @@ class RunningKvd:
 
         def look() -> bool:
             children = psutil.Process(self.process.pid).children()
-            found[:] = [child.pid for child in children if device in _command_of(child)]
+            found[:] = [child.pid for child in children if device in command_of(child)]
             return bool(found)
 
         eventually(look, f"a daemon of {device}")
@@ -103,22 +103,29 @@ class RunningKvd:
         self.process.communicate(timeout=PATIENCE_S)
 
 
-def start_kvd(folder: Path, *arguments: str) -> RunningKvd:
+def start_kvd(folder: Path, *arguments: str, environment: Mapping[str, str] = os.environ) -> RunningKvd:
     """Start `kvd ARGUMENTS` with its run dir and its log in `folder`; do not wait."""
     run_dir, log = folder / "run", folder / "kvd.log"
     command = [sys.executable, "-m", "kvd_daemon.cli", "--run-dir", str(run_dir), *arguments]
     with log.open("a") as log_file:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log_file, text=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log_file,
+            text=True,
+            env=environment,
         )
     return RunningKvd(process, run_dir, log)
 
 
 @contextlib.contextmanager
-def running_kvd(folder: Path, *arguments: str) -> Iterator[RunningKvd]:
+def running_kvd(
+    folder: Path, *arguments: str, environment: Mapping[str, str] = os.environ
+) -> Iterator[RunningKvd]:
     """A kvd that serves (256 MiB of host memory unless told otherwise) and leaves nothing behind."""
-    memory = () if "--host-memory" in arguments else ("--host-memory", "256MiB")
-    kvd = start_kvd(folder, *memory, *arguments)
+    memory = () if {"--host-memory", "--gpus"} & set(arguments) else ("--host-memory", "256MiB")
+    kvd = start_kvd(folder, *memory, *arguments, environment=environment)
     try:
         kvd.wait_until_ready()
         yield kvd

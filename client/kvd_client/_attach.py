@@ -24,6 +24,7 @@ class Descriptors:
     fence_bytes: int
     pool_id: str
     device_kind: str
+    device_uuid: str
 
     def close(self) -> None:
         _close_all([self.pool_fd, self.sidecar_fd, self.fence_fd])
@@ -54,6 +55,7 @@ def ask_memory(path: str, session_token: bytes, pool: str, timeout_s: float) -> 
         fence_bytes=memory.fence_bytes,
         pool_id=memory.pool_id,
         device_kind=memory.device_kind,
+        device_uuid=memory.device_uuid,
     )
 
 

@@ -1,13 +1,14 @@
 """The connection of a worker to one device's daemon."""
 
 import os
+import time
 import warnings
 import weakref
 from types import TracebackType
 
 from kvd.arguments import refused, whole
 from kvd.convert import spec_from_proto, spec_to_proto
-from kvd.errors import InvalidArgumentError, KvdWarning, PoolNotFoundError
+from kvd.errors import DeviceFullError, InvalidArgumentError, KvdWarning, PoolNotFoundError
 from kvd.limits import MAX_BLOCKS_PER_POOL
 from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
@@ -15,7 +16,7 @@ from kvd_client._attach import ask_memory
 from kvd_client._checked import client_name, pool_name, seconds
 from kvd_client._endpoint import find_endpoint
 from kvd_client._events import Events
-from kvd_client._memory import PoolMemory
+from kvd_client._mapping import map_pool
 from kvd_client._pool import Pool
 from kvd_client._session import Session, new_request_id
 
@@ -86,9 +87,7 @@ class Client:
         request = pb.CreatePoolRequest(
             request_id=new_request_id(), name=name, spec=spec_to_proto(spec), blocks=blocks
         )
-        answer: pb.CreatePoolResponse = session.call(
-            session.pool_service.CreatePool, request, session.check_usable
-        )
+        answer = self._created(request)
         pool = self._attach(answer, spec)
         if blocks and pool.blocks != blocks:
             warnings.warn(
@@ -98,6 +97,22 @@ class Client:
                 stacklevel=2,
             )
         return pool
+
+    def _created(self, request: pb.CreatePoolRequest) -> pb.CreatePoolResponse:
+        """Waits within the client's timeout for memory that is on its way back: that of killed processes."""
+        session, deadline_s = self._session, time.monotonic() + self._session.timeout_s
+        while True:
+            try:
+                answer: pb.CreatePoolResponse = session.call(
+                    session.pool_service.CreatePool, request, session.check_usable
+                )
+                return answer
+            except DeviceFullError as full:
+                pause_s = (full.retry_after_ns or 0) / 1e9
+                if not pause_s or time.monotonic() + pause_s > deadline_s:
+                    raise
+                time.sleep(pause_s)
+                request.request_id = new_request_id()
 
     def _attach(self, answer: pb.CreatePoolResponse, spec: KVSpec) -> Pool:
         session = self._session
@@ -109,7 +124,7 @@ class Client:
                 raise PoolNotFoundError(
                     f"pool {answer.pool.name!r} was replaced meanwhile; call pool() again"
                 )
-            memory = PoolMemory(descriptors, spec, answer.pool.blocks_total)
+            memory = map_pool(descriptors, spec, answer.pool.blocks_total)
         finally:
             descriptors.close()
         pool = Pool(session, identity.session_id, answer.pool, memory, self)

@@ -165,9 +165,16 @@ class Lease:
         """
         return self.pool.extend_many([self], [tokens], wait)[0]
 
-    def commit(self, tokens: int) -> None:
-        """`tokens` more are written. The daemon hears it with the next call or renewal."""
+    def commit(self, tokens: int, stream: Any = None) -> None:
+        """`tokens` more are written. The daemon hears it with the next call or renewal.
+
+        On a GPU, written means that the kernels have ended: whoever reads next knows nothing of your streams.
+        stream=the stream they are in (of torch, cupy or numba, or its address) waits for all that is in it;
+        without it, wait yourself (an event, torch.cuda.synchronize()) before you commit.
+        """
         tokens = token_count(tokens)
+        if stream is not None:
+            self.pool.wait_for(stream)
         with self.handle.lock:
             self.handle.check()
             self.handle.state = self.handle.state.committed(tokens, self.pool.spec.block_size)

@@ -128,9 +128,9 @@ class Pool:
     def layer(self, index: int, framework: str = "torch") -> Any:
         """K and V of one layer, each [blocks, block_size, kv_heads, head_dim], strided, without a copy.
 
-        framework="torch": tensors of the pool's dtype; "numpy": arrays, where bfloat16 is uint16 and float8
-        uint8, the bit patterns. Every process that maps the pool sees the same bytes; write only into the
-        slots of your own leases.
+        framework="torch": tensors of the pool's dtype; "numpy" (host), "cupy" and "numba" (GPU): arrays,
+        where bfloat16 is uint16 and float8 uint8, the bit patterns. Every process that maps the pool sees the
+        same bytes; write only into the slots of your own leases. Views keep the memory mapped.
         """
         return self._mapped.layer(index, framework)
 
@@ -145,6 +145,13 @@ class Pool:
     def gather(self, layer: int, slots: Slots, framework: str = "torch") -> Any:
         """Copies of K and V in pool slots [n], each [n, kv_heads, head_dim]."""
         return self._mapped.gather(layer, slots, framework)
+
+    def wait_for(self, stream: Any) -> None:
+        """Returns when everything in that stream of the GPU is done; see `Lease.commit`.
+
+        Raises InvalidArgumentError of a pool in host memory, GpuError of whatever failed in the stream.
+        """
+        self._mapped.wait_for(stream)
 
     # Leases.
 

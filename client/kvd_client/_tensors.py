@@ -1,6 +1,8 @@
 """Tensors of torch and arrays of numpy, and nothing else. torch is loaded only where it is used."""
 
+import importlib.util
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -12,11 +14,12 @@ if TYPE_CHECKING:
     import torch
 
 FRAMEWORKS = ("torch", "numpy")
+GPU_FRAMEWORKS = ("torch", "cupy", "numba")
 
 
-def framework_name(name: object) -> str:
+def framework_name(name: object, choices: Sequence[str] = FRAMEWORKS) -> str:
     """Which kind of tensors is wanted; that of torch only where torch is."""
-    framework = one_of("framework", name, FRAMEWORKS)
+    framework = one_of("framework", name, choices)
     if framework == "torch":
         try:
             import torch  # noqa: F401 - only whether it is there
@@ -24,6 +27,8 @@ def framework_name(name: object) -> str:
             raise InvalidArgumentError(
                 'framework="torch" needs torch, which is not installed; pass framework="numpy"'
             ) from None
+    elif importlib.util.find_spec(framework) is None:
+        raise InvalidArgumentError(f'framework="{framework}" needs {framework}, which is not installed')
     return framework
 
 

@@ -34,6 +34,10 @@ KvdError
 |   |-- DeviceUnavailableError   no daemon there, or starting or stopping
 |   `-- KernelWorkerUnavailableError
 |-- DeadlineExceededError        no answer in time
+|-- GpuError                     in a worker: it cannot use the GPU whose memory it wants
+|   |-- GpuDriverError           no CUDA driver, too old, or it does not start
+|   |-- GpuNotVisibleError       hidden from this process (CUDA_VISIBLE_DEVICES, containers)
+|   `-- GpuHandleError           the memory's owner is gone, or it cannot be shared in that way
 |-- ForkedClientError            a client used in a forked child
 |-- ClosedError                  a client, pool or lease used after close
 `-- InternalError                a bug in kvd
@@ -256,6 +260,30 @@ class DeadlineExceededError(KvdError):
     """No answer in time. The call may have been carried out: repeat it with its request_id."""
 
     reason, status = "DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED"
+
+
+class GpuError(KvdError):
+    """This process cannot use the GPU; the text has what the driver says."""
+
+    reason, status = "GPU", "FAILED_PRECONDITION"
+
+
+class GpuDriverError(GpuError):
+    """No CUDA driver here, one that is too old, or one that does not start."""
+
+    reason = "GPU_DRIVER"
+
+
+class GpuNotVisibleError(GpuError):
+    """The pool's GPU is hidden from this process; the text says by what."""
+
+    reason = "GPU_NOT_VISIBLE"
+
+
+class GpuHandleError(GpuError):
+    """The memory's owner is gone, or this process cannot map it in that way; attach again."""
+
+    reason = "GPU_HANDLE"
 
 
 class ForkedClientError(KvdError):

@@ -14,10 +14,11 @@ from kvd.v1 import kvd_pb2_grpc as rpc
 
 
 class Daemon:
-    """The device daemon of a kvd with one device."""
+    """One of the device daemons of a kvd."""
 
-    def __init__(self, kvd: RunningKvd) -> None:
+    def __init__(self, kvd: RunningKvd, device: str = "host0") -> None:
         self._kvd = kvd
+        self._device = device
 
     @property
     def run_dir(self) -> Path:
@@ -25,7 +26,7 @@ class Daemon:
 
     @contextmanager
     def admin(self) -> Iterator[rpc.AdminServiceStub]:
-        with grpc.insecure_channel(f"unix:{self.run_dir}/host0/grpc.sock") as channel:
+        with grpc.insecure_channel(f"unix:{self.run_dir}/{self._device}/grpc.sock") as channel:
             yield rpc.AdminServiceStub(channel)
 
     def status(self) -> pb.GetStatusResponse:
@@ -56,7 +57,7 @@ class Daemon:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """It answers nothing meanwhile."""
-        pid = self._kvd.daemon_pid()
+        pid = self._kvd.daemon_pid(self._device)
         os.kill(pid, signal.SIGSTOP)
         try:
             yield
@@ -65,14 +66,14 @@ class Daemon:
 
     def kill(self) -> None:
         """The supervisor starts another one."""
-        os.kill(self._kvd.daemon_pid(), signal.SIGKILL)
+        os.kill(self._kvd.daemon_pid(self._device), signal.SIGKILL)
 
     @contextmanager
     def ended(self) -> Iterator[None]:
         """It ends in good order, and nobody starts another one meanwhile."""
         os.kill(self._kvd.process.pid, signal.SIGSTOP)
         try:
-            pid = self._kvd.daemon_pid()
+            pid = self._kvd.daemon_pid(self._device)
             os.kill(pid, signal.SIGTERM)
             eventually(lambda: not is_alive(pid), "the daemon to end")
             yield

@@ -13,11 +13,13 @@
  * FAKECUDA_UUIDS        their 32 hex digits, separated by commas; by default made up of the index
  * FAKECUDA_VERSION      of the driver (13000)
  * FAKECUDA_INIT         CUresult of cuInit (0)
- * FAKECUDA_NO_VMM=1     a GPU before Volta: no memory as descriptors
+ * FAKECUDA_NO_VMM       GPUs before Volta, without memory as descriptors: a mask, 1 is the first one
  * FAKECUDA_WSL=1        as on WSL2: neither descriptors nor cuIpc handles
  * FAKECUDA_RETURN_MS    memory of a process comes back so late after its end (0)
  * FAKECUDA_RDMA=0       a GPU without GPUDirect RDMA
  * FAKECUDA_HOOK         Python module to import before the first kernel is loaded: it calls fakecuda_set_hook
+ * FAKECUDA_DIR/lost-N   while this file is there, GPU N has fallen off the bus
+ * FAKECUDA_DIR/kill-PID a process kills itself over its next copy to the GPU or launch, and removes the file
  * CUDA_VISIBLE_DEVICES  as the driver reads it: indexes, UUIDs, abbreviated ones; the list ends at nonsense
  */
 #define _GNU_SOURCE
@@ -27,6 +29,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,6 +93,21 @@ static void hex_uuid(int device, char digits[33]) {
   else snprintf(digits, 33, "%02xfa4ec0da00000000000000000000%02x", 0xa0 + device, device);
 }
 
+static const char *folder(void) { const char *told = getenv("FAKECUDA_DIR"); return told ? told : "/nonexistent"; }
+
+static int marked(const char *what, int number) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/%s-%d", folder(), what, number);
+  return !access(path, F_OK);
+}
+static void die_if_wanted(void) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/kill-%d", folder(), getpid());
+  if (!unlink(path)) kill(getpid(), SIGKILL);
+}
+static int without_vmm(int device) { return setting("FAKECUDA_NO_VMM", 0) >> device & 1; }
+static void see(int device) { if (!marked("lost", device)) visible[visible_count++] = device; }
+
 static int device_named(const char *entry) {
   char wanted[80], digits[33], *end;
   int length = 0, found = -1;
@@ -112,14 +130,14 @@ static void find_visible(void) {
   const char *told = getenv("CUDA_VISIBLE_DEVICES");
   char copy[4096], *rest = copy, *entry;
   visible_count = 0;
-  if (!told) { for (; visible_count < device_count(); visible_count++) visible[visible_count] = visible_count; return; }
+  if (!told) { for (int device = 0; device < device_count(); device++) see(device); return; }
   snprintf(copy, sizeof copy, "%s", told);
   while ((entry = strsep(&rest, ","))) {
     while (*entry == ' ') entry++;
     int device = device_named(entry);
     if (device < 0) return;
     for (int i = 0; i < visible_count; i++) if (visible[i] == device) { visible_count = 0; return; } /* twice: none */
-    visible[visible_count++] = device;
+    see(device);
   }
 }
 
@@ -156,7 +174,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
 CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) { NEED; *bytes = device_bytes(); return CUDA_SUCCESS; }
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
   NEED;
-  int descriptors = !setting("FAKECUDA_NO_VMM", 0) && !setting("FAKECUDA_WSL", 0);
+  int descriptors = !without_vmm(visible[device]) && !setting("FAKECUDA_WSL", 0);
   switch (attribute) {
   case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = 9; break;
   case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = 4; break;
@@ -164,7 +182,7 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
   case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
   case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = 232448; break;
   case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING: *value = 1; break;
-  case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: *value = !setting("FAKECUDA_NO_VMM", 0); break;
+  case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: *value = !without_vmm(visible[device]); break;
   case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: *value = descriptors; break;
   case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: *value = (int)setting("FAKECUDA_RDMA", 1); break;
   default: *value = 0;
@@ -205,8 +223,6 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context) { NEED_CONTEXT; *context = (CUco
 CUresult cuCtxSynchronize(void) { NEED_CONTEXT; return CUDA_SUCCESS; }
 
 /* ---- memory that is taken: files with a lock */
-
-static const char *folder(void) { const char *told = getenv("FAKECUDA_DIR"); return told ? told : "/nonexistent"; }
 
 static int locked_folder(void) { /* one at a time counts and takes */
   int fd = open(folder(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -304,7 +320,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
   NEED;
   if (!bytes || bytes % PAGE || wanted->type != CU_MEM_ALLOCATION_TYPE_PINNED || f) return CUDA_ERROR_INVALID_VALUE;
   if (wanted->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !known(wanted->location.id)) return CUDA_ERROR_INVALID_DEVICE;
-  if (setting("FAKECUDA_NO_VMM", 0) || (setting("FAKECUDA_WSL", 0) && wanted->requestedHandleTypes)) return CUDA_ERROR_NOT_SUPPORTED;
+  if (without_vmm(visible[wanted->location.id]) || (setting("FAKECUDA_WSL", 0) && wanted->requestedHandleTypes)) return CUDA_ERROR_NOT_SUPPORTED;
   int device = visible[wanted->location.id], fd;
   CUresult code = take(device, bytes, &fd);
   if (code) return code;
@@ -464,6 +480,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr at) {
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
   NEED_CONTEXT;
   CUresult code = accessible(to, bytes, 1);
+  die_if_wanted();
   if (!code) memcpy((void *)to, from, bytes);
   return code;
 }
@@ -559,6 +576,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned 
                         unsigned shared, CUstream stream, void **parameters, void **extra) {
   NEED_CONTEXT;
   struct function *called = (struct function *)function;
+  die_if_wanted();
   unsigned shape[7] = {gx, gy, gz, bx, by, bz, shared};
   if (bx * by * bz > 1024 || !gx || !gy || !gz || extra) return CUDA_ERROR_INVALID_VALUE;
   return hook.launch(called->module, called->name, shape, parameters);

@@ -67,6 +67,17 @@ class FakeGpus:
         """Whether that process has waited for a stream."""
         return (self.folder / f"synchronized-{pid}").exists()
 
+    def lose(self, device: int) -> None:
+        """For processes that start from now on, until `find`."""
+        (self.folder / f"lost-{device}").touch()
+
+    def find(self, device: int) -> None:
+        (self.folder / f"lost-{device}").unlink()
+
+    def kill_in_work(self, pid: int) -> None:
+        """The process dies over its next copy to the GPU, or launch."""
+        (self.folder / f"kill-{pid}").touch()
+
     def rdma_capable(self) -> list[bool]:
         """Of all memory there is."""
         return [bool(path.stat().st_mode & 0o040) for path in self.folder.glob("memory-*")]

@@ -1,0 +1,100 @@
+"""A worker process for tests: one JSON line in, one out. `Worker` in workers.py is its other end."""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+import kvd_client
+
+SPEC = kvd_client.KVSpec(layers=2, kv_heads=2, head_dim_k=8, head_dim_v=16, dtype="float32", block_size=16)
+
+
+class Desk:
+    """What a test may ask for. Every element of token t of a lease that began with `value` is value + t."""
+
+    def __init__(self, run_dir: str, device: str) -> None:
+        self.client = kvd_client.connect(run_dir, device=device)
+        self.pools: dict[str, kvd_client.Pool] = {}
+        self.leases: dict[str, kvd_client.Lease] = {}
+        self.held: list[Any] = []
+
+    def pool(self, name: str, blocks: int = 0) -> str:
+        self.pools[name] = self.client.pool(name, SPEC if blocks else None, blocks)
+        return self.pools[name].pool_id
+
+    def fill(self, pool: str, lease: str, tokens: int, value: float, stream: int | None = None) -> list[int]:
+        """Its block ids."""
+        held = self.leases[lease] = self.leases.get(lease) or self.pools[pool].lease()
+        slots, begin = held.extend(tokens), value + held.length
+        numbers = np.arange(begin, begin + tokens, dtype=np.float32)[:, None, None]
+        for layer in range(SPEC.layers):
+            k, v = (np.broadcast_to(numbers, (tokens, 2, dim)) for dim in (8, 16))
+            held.write(layer, slots, k + 1000 * layer, -v)
+        held.commit(tokens, stream=stream)
+        return held.block_table.tolist()
+
+    def numbers(self, lease: str) -> list[float]:
+        """Of each token, which all its elements agree on."""
+        held, found = self.leases[lease], []
+        for layer in range(SPEC.layers):
+            k, v = held.gather(layer, "numpy")
+            assert (k == k[:, :1, :1]).all(), "a key of more than one token"
+            assert (v == v[:, :1, :1]).all(), "a value of more than one token"
+            np.testing.assert_array_equal(k[:, 0, 0] - 1000 * layer, -v[:, 0, 0])
+            found.append((k[:, 0, 0] - 1000 * layer).tolist())
+        assert found[0] == found[1], "layers of different tokens"
+        return found[0]
+
+    def peek(self, pool: str, block_ids: list[int]) -> list[float]:
+        """The first key of each slot of anybody's blocks."""
+        slots = (np.array(block_ids)[:, None] * 16 + np.arange(16)).reshape(-1)
+        return self.pools[pool].gather(0, slots, "numpy")[0][:, 0, 0].tolist()
+
+    def compress(self, lease: str, method: str) -> tuple[int, list[int]]:
+        """Tokens kept, and the first head's positions."""
+        held = self.leases[lease]
+        queries = np.ones((SPEC.layers, 8, 4, 8), np.float32) / 1e4
+        if method == "streaming":
+            held.compress(kvd_client.Streaming(sinks=4, window=28))
+        elif method == "h2o":
+            held.compress(kvd_client.H2O(sinks=4, recent=8, keep=0.25), queries=queries)
+        else:
+            held.compress(kvd_client.SnapKV(window=8, keep=0.25), queries=queries)
+        return held.length, held.kept_positions()[0, 0].tolist()
+
+    def hold_view(self, pool: str) -> dict[str, Any]:
+        """A view by a framework: cupy's stand-in, where there is a GPU."""
+        k, _ = self.pools[pool].layer(1, "cupy")
+        self.held.append(k)
+        return {"shape": k.shape, "strides": k.strides, "dtype": k.dtype, "device": k.device}
+
+    def look_at_held(self) -> float:
+        return float(self.held[-1].first)
+
+    def framework(self, pool: str, name: str) -> None:
+        self.pools[pool].layer(0, name)
+
+    def close(self, pool: str) -> None:
+        self.pools.pop(pool).close()
+
+    def release(self, lease: str) -> None:
+        self.leases.pop(lease).release()
+
+
+def main() -> None:
+    desk: Desk | None = None
+    for line in sys.stdin:
+        method, arguments = json.loads(line)
+        try:
+            if desk is None:
+                desk = Desk(*sys.argv[1:])
+            answer = {"result": getattr(desk, method)(**arguments)}
+        except kvd_client.KvdError as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
