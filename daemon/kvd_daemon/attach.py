@@ -33,19 +33,37 @@ class AttachServer:
     """Listens from construction to `close`; `run` serves."""
 
     def __init__(self, engine: Engine, path: Path) -> None:
+        """Raises InvalidArgumentError if nothing can be bound there."""
         self._engine = engine
+        self._path = path
         self._connections: dict[asyncio.Task[None], None] = {}  # the longest silent first
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        self._listener.bind(str(path))
-        os.chmod(path, 0o600)
-        self._listener.listen(BACKLOG)
+        self._listener = _bound(path)
+        self._accepting: asyncio.Task[None] | None = None
+
+    def bind_again(self) -> None:
+        """At the same path, where somebody deleted the socket. Raises as the constructor."""
+        self._listener = _bound(self._path)
+        if self._accepting is not None:
+            self._accepting.cancel()
 
     async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            with self._listener as listener:
+                self._accepting = asyncio.create_task(self._accept(listener))
+                try:
+                    await asyncio.wait([self._accepting])
+                finally:
+                    self._accepting.cancel()
+            if not self._accepting.cancelled():
+                self._accepting.result()
+
+    async def _accept(self, listener: socket.socket) -> None:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(self._listener)
+                connection, _ = await loop.sock_accept(listener)
             except OSError as error:  # no descriptors: whoever knocks stays in the backlog
                 LOG.warning("no connection is accepted for now: %s", error.strerror)
                 self._close_longest_silent()
@@ -165,6 +183,20 @@ def _peer_of(connection: socket.socket) -> Peer:
 def _caller_of(connection: socket.socket) -> Caller:
     pid, uid = peer_credentials(connection)
     return Caller("attach", f"uid:{uid}", (("pid", pid),))
+
+
+def _bound(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    try:
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise InvalidArgumentError(
+            f"{path} cannot be bound: {error.strerror}; make room or way there, or choose another --run-dir"
+        ) from error
+    return listener
 
 
 def _parsed(packet: bytes) -> pb.AttachRequest:

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from kvd_daemon.rpc.server import Server
 from kvd_daemon.rpc.tls_port import TlsPort
 from kvd_daemon.run_dir import DeviceDir, private_folder
 from kvd_daemon.settings import Settings
+from kvd_daemon.socket_watch import watch_sockets
 from kvd_daemon.supervised import Supervised, obey_signals
 
 GC_THRESHOLDS = (20_000, 20, 50)  # container objects, then collections: about one in a hundred calls
@@ -130,7 +131,8 @@ async def serve(
     if server.tcp_address:
         LOG.info("operators may call %s", server.tcp_address)
     probe = LeaseProbe(str(folder.grpc_socket))
-    background = [engine.run(), attach.run(), engine.probing.ask(probe)]
+    watching = watch_sockets(folder, engine.health, _bound_again(server, attach, folder))
+    background = [engine.run(), attach.run(), engine.probing.ask(probe), watching]
     if supervised is not None:
         supervised.ready()
         background.append(supervised.run())
@@ -166,6 +168,21 @@ def _doors(engine: Engine, settings: Settings, folder: DeviceDir) -> tuple[Serve
     if tls_port is not None:
         engine.on_reload(lambda _: tls_port.refresh(engine.gate.audit))
     return server, attach
+
+
+def _bound_again(
+    server: Server, attach: AttachServer, folder: DeviceDir
+) -> dict[Path, Callable[[], Awaitable[None]]]:
+    """How each socket is bound again."""
+
+    async def bind_grpc() -> None:
+        await server.bind_again(str(folder.grpc_socket_at_first), folder.publish_grpc)
+
+    async def bind_attach() -> None:
+        attach.bind_again()
+        folder.publish(folder.attach_socket)
+
+    return {folder.grpc_socket: bind_grpc, folder.attach_socket: bind_attach}
 
 
 async def _until_stopped(engine: Engine, background: Sequence[Coroutine[Any, Any, None]]) -> Ending:

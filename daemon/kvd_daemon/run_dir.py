@@ -44,6 +44,7 @@ class DeviceDir:
 
     def __init__(self, run_dir: Path, device: str, group: int | None = None) -> None:
         self._group = group
+        self._published: dict[Path, os.stat_result] = {}
         self.path = private_folder(private_folder(run_dir) / device)
         if group is not None:
             _give(run_dir, group, 0o750)
@@ -60,9 +61,18 @@ class DeviceDir:
         self.lock_fd = _locked(self.path / LOCK_FILE)
         self._remove_sockets()  # those of a killed daemon: nobody listens, the lock is ours
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the lock there is the one that this process holds."""
+        return _is_file_at(self.lock_fd, self.path / LOCK_FILE)
+
+    def has(self, socket_path: Path) -> bool:
+        """Whether what was published there last is there still."""
+        return socket_path in self._published and _is_at(self._published[socket_path], socket_path)
+
     def close(self) -> None:
         """Leaves nothing but empty folders; and what is another's, if this folder was removed meanwhile."""
-        if _is_file_at(self.lock_fd, self.path / LOCK_FILE):
+        if self.is_ours:
             self._remove_sockets()
             (self.path / LOCK_FILE).unlink(missing_ok=True)
         os.close(self.lock_fd)
@@ -71,6 +81,7 @@ class DeviceDir:
         """gRPC removes the name it bound when it stops, whoever has that by then: so it is given another."""
         self.publish(self.grpc_socket_at_first)
         os.rename(self.grpc_socket_at_first, self.grpc_socket)
+        self._published[self.grpc_socket] = os.stat(self.grpc_socket)
 
     def publish(self, socket_path: Path) -> None:
         """Whoever may open sockets here may open this one. It was the owner's alone until now."""
@@ -78,11 +89,16 @@ class DeviceDir:
             os.chmod(socket_path, 0o600)
         else:
             _give(socket_path, self._group, 0o660)
+        self._published[socket_path] = os.stat(socket_path)
 
     def _remove_sockets(self) -> None:
-        self.grpc_socket_at_first.unlink(missing_ok=True)
-        self.grpc_socket.unlink(missing_ok=True)
-        self.attach_socket.unlink(missing_ok=True)
+        for path in (self.grpc_socket_at_first, self.grpc_socket, self.attach_socket):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise InvalidArgumentError(
+                    f"{path}: {error.strerror}; remove it, or choose another --run-dir"
+                ) from error
 
 
 def _give(path: Path, group: int, mode: int) -> None:
@@ -122,4 +138,11 @@ def _locked(path: Path) -> int:
 
 
 def _is_file_at(fd: int, path: Path) -> bool:
-    return path.exists() and os.path.samestat(os.fstat(fd), os.stat(path))
+    return _is_at(os.fstat(fd), path)
+
+
+def _is_at(known: os.stat_result, path: Path) -> bool:
+    try:
+        return os.path.samestat(known, os.stat(path))
+    except OSError:
+        return False

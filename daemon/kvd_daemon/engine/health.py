@@ -32,6 +32,7 @@ class Health:
         self._leases_since_s: float | None = None
         self._leased = False
         self._lease_trouble = "no answer"
+        self._door_trouble = ""
         self._stall_s = 0.0
         self._finding = ""
         self._draining = False
@@ -42,7 +43,7 @@ class Health:
     def state(self) -> HealthState:
         if self._draining:
             return HealthState.DRAINING
-        if self._finding or self._kernel_trouble or self._lease_is_late:
+        if self._finding or self._kernel_trouble or self._door_trouble or self._lease_is_late:
             return HealthState.FAILING
         starts = self._kernel_trouble is not None or not self._leased
         return HealthState.STARTING if starts else HealthState.SERVING
@@ -61,7 +62,7 @@ class Health:
                 )
             case HealthState.FAILING:
                 late = f"no lease round trip for {LATE_S:g} s: {self._lease_trouble}"
-                return self._finding or self._kernel_trouble or late
+                return self._finding or self._kernel_trouble or self._door_trouble or late
             case _:
                 stalled = f"the event loop was stuck for {self._stall_s:.1f} s within the last minute"
                 return stalled if self._stall_s > LONG_STALL_S else ""
@@ -97,6 +98,13 @@ class Health:
     def stalled(self, longest_s: float) -> None:
         """The longest stall of the event loop within the last minute."""
         self._stall_s = longest_s
+        self.look()
+
+    def doors(self, trouble: str) -> None:
+        """Why nobody new can connect, or nothing."""
+        if trouble and trouble != self._door_trouble:
+            LOG.error("%s", trouble)
+        self._door_trouble = trouble
         self.look()
 
     def find(self, what: str) -> None:

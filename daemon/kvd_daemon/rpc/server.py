@@ -6,6 +6,7 @@ pool, p99 653 and 648 us, server CPU 294 and 312 us a call.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
@@ -45,18 +46,10 @@ class Server:
     """Listens on a Unix socket, and on a TCP port if there is one, from `start` to `stop`."""
 
     def __init__(self, engine: Engine, socket_path: str, tls_port: TlsPort | None = None) -> None:
-        """Raises InvalidArgumentError if the TCP port cannot be had."""
+        """Raises InvalidArgumentError if the socket or the TCP port cannot be had."""
         self._engine = engine
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not re-exported by name
-        limits = engine.gate.limits
-        unix_options = (
-            ("grpc.max_receive_message_length", limits.message_bytes),
-            ("grpc.max_send_message_length", MAX_REPLY_BYTES),
-            ("grpc.max_concurrent_streams", limits.streams),
-        )
-        unix_server = self._serving(UnixDoor(engine), unix_options)
-        unix_server.add_insecure_port(f"unix:{socket_path}")
-        self._servers = [unix_server]
+        self._servers = [self._open_unix(socket_path)]
         self._tls_port = tls_port
         self._watching: asyncio.Task[None] | None = None
         self.tcp_address = self._open_tcp(tls_port) if tls_port is not None else ""
@@ -74,6 +67,33 @@ class Server:
         reflecting = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # nor is this
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflecting, guarded)
         return server
+
+    def _open_unix(self, socket_path: str) -> grpc.aio.Server:
+        limits = self._engine.gate.limits
+        options = (
+            ("grpc.max_receive_message_length", limits.message_bytes),
+            ("grpc.max_send_message_length", MAX_REPLY_BYTES),
+            ("grpc.max_concurrent_streams", limits.streams),
+        )
+        server = self._serving(UnixDoor(self._engine), options)
+        try:
+            server.add_insecure_port(f"unix:{socket_path}")
+        except RuntimeError as error:
+            raise InvalidArgumentError(
+                f"{socket_path} cannot be bound; make room or way there, or choose another --run-dir"
+            ) from error
+        return server
+
+    async def bind_again(self, socket_path: str, publish: Callable[[], None]) -> None:
+        """The Unix socket anew, where somebody deleted it. Streams end, and workers resume them there.
+
+        Raises InvalidArgumentError if that cannot be bound; then all is as before.
+        """
+        server = self._open_unix(socket_path)
+        await server.start()
+        publish()
+        old, self._servers[0] = self._servers[0], server
+        await old.stop(STOP_GRACE_S)
 
     def _open_tcp(self, tls_port: TlsPort) -> str:
         """The address that was opened, with its true port."""
