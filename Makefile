@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 export KVD_CACHE ?= $(CURDIR)/.cache
 
-.PHONY: setup check test chaos demo bench bench-quality proto proto-check clean
+.PHONY: setup check test check-gpu-code chaos demo bench bench-quality proto proto-check clean
 
 setup: $(READY)
 
@@ -27,6 +27,10 @@ check: $(READY)
 
 test: $(READY)
 	$(BIN)/pytest
+
+# Every specialisation of every kernel, assembled for every architecture; needs no GPU, takes about ten minutes.
+check-gpu-code: $(READY)
+	$(BIN)/python -m tests.gpu_kernels.compile_all
 
 # Kills, stops, starves and confuses a kvd at work, then counts what was lost. The same seed, the same faults.
 SECONDS ?= 300

@@ -1,0 +1,44 @@
+"""Kernels compile without a GPU and stay within their budgets. All of them: `make check-gpu-code`."""
+
+import pytest
+
+from kvd_cuda.gpu import scores_mma, scores_scalar
+from kvd_cuda.gpu.compile import ARCHITECTURES, compiled
+from kvd_cuda.gpu.merge import merge_kernel
+
+from .assembler import assembled, ptx_of
+from .catalogue import check_budget, small_kernels
+
+SCORING = [
+    scores_mma.statistics_kernel("bfloat16", 64, 4),
+    scores_mma.votes_kernel("bfloat16", 64, 4),
+    scores_mma.votes_kernel("float16", 80, 8),
+    scores_mma.votes_kernel("float8_e4m3fn", 128, 4),
+    scores_scalar.statistics_kernel("float32", "float32"),
+    scores_scalar.votes_kernel("float8_e4m3fn", "float16"),
+]
+
+
+@pytest.mark.parametrize("kernel", list(small_kernels()), ids=lambda kernel: kernel.name)
+def test_small_kernels_fit_the_oldest_architecture(kernel) -> None:
+    check_budget(kernel, assembled(ptx_of(kernel), ARCHITECTURES[0]))
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_120"])
+@pytest.mark.parametrize("kernel", SCORING, ids=lambda kernel: kernel.name)
+def test_scoring_kernels_fit(kernel, architecture) -> None:
+    check_budget(kernel, assembled(ptx_of(kernel), architecture))
+
+
+def test_tensor_core_kernels_use_tensor_cores_and_asynchronous_copies() -> None:
+    text = ptx_of(SCORING[1]).text
+    assert text.count("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") >= 8
+    assert "ldmatrix.sync" in text
+    assert "cp.async.cg.shared.global" in text
+
+
+def test_ptx_is_kept_for_the_next_process(tmp_path) -> None:
+    first = compiled(merge_kernel(), tmp_path)
+    (kept,) = tmp_path.iterdir()
+    kept.write_text(first.text.replace("sm_80", "sm_90"))
+    assert compiled(merge_kernel(), tmp_path).text == kept.read_text() != first.text
