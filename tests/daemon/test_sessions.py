@@ -215,3 +215,10 @@ def test_the_daemon_says_that_it_stops(start_kvd: Callable[..., RunningKvd]) -> 
     worker = RawWorker(kvd.run_dir)
     kvd.process.terminate()
     assert worker.stream.until("draining").HasField("draining")
+
+
+def test_a_workers_name_cannot_forge_a_line_of_the_log(shared_kvd: RunningKvd) -> None:
+    with RawWorker(shared_kvd.run_dir, name="me\nforged\x1b[2J") as worker:
+        assert worker.opened.session_id in shared_kvd.log.read_text()
+    assert "\nforged" not in shared_kvd.log.read_text()
+    assert "\x1b" not in shared_kvd.log.read_text()

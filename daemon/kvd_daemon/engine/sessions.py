@@ -159,7 +159,7 @@ class Sessions:
             raise
         opened = OpenSession(session, peer, Outbox())
         self._watch(opened)
-        LOG.info("session %s of pid %d (%s) opens", session_id, peer.pid, client_name)
+        LOG.info("session %s of pid %d (%r) opens", session_id, peer.pid, client_name)
         return Opening(opened, token, False)
 
     def _watch(self, opened: OpenSession) -> None:
