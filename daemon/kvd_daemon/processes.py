@@ -3,14 +3,16 @@
 import contextlib
 import ctypes
 import errno
+import functools
 import os
 import resource
 import select
 import signal
 import socket
+import sys
 from pathlib import Path
 
-from kvd.errors import UnauthenticatedError
+from kvd.errors import DeviceUnavailableError, KvdError, UnauthenticatedError
 
 OPERATOR_MISTAKE = 2  # exit status: told on stderr, starting again would not help
 DEVICE_FAILED = (
@@ -28,12 +30,23 @@ PEER_CREDENTIALS_BYTES = 12  # struct ucred: pid, uid, gid
 SO_PEERGROUPS = 59  # asm-generic/socket.h, Linux 4.13
 MAX_GROUPS_BYTES = 1024  # what Python asks for at most: 256 groups
 GID_BYTES = 4
+RETRY_AFTER_NS = 1_000_000_000  # ns; sessions that end, and connections that are silent, give some back
 
 
 def allow_many_descriptors() -> None:
     """Every session is a stream and a pidfd; the usual soft limit of 1,024 is for select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def have_standard_streams() -> None:
+    """Where this process was started without one: else a file that is opened later gets its number, and what
+    libraries print there, here or in a child."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR_FD:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(STDERR_FD, "w")  # noqa: SIM115
 
 
 def lend_no_descriptor() -> None:
@@ -75,20 +88,31 @@ def peer_pidfd(connection: socket.socket) -> int:
     """A pidfd of the process that connected: readable when it has exited.
 
     Also of a process in another pid namespace, whose pid shows as 0 here. Raises UnauthenticatedError if it
-    is gone already, or not visible to a kernel before Linux 6.5.
+    is gone already, or not visible to a kernel before Linux 6.5; DeviceUnavailableError where there is no
+    descriptor left.
     """
     pid, _ = peer_credentials(connection)
     try:
         return int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4), "little")
     except OSError as error:
         if error.errno != errno.ENOPROTOOPT:
-            raise UnauthenticatedError(f"the peer's process {pid} is gone") from error
+            raise _unseen(pid, error) from error
     if pid <= 0:
         raise UnauthenticatedError(INVISIBLE)
     try:
         return os.pidfd_open(pid)
     except OSError as error:
-        raise UnauthenticatedError(f"the peer's process {pid} is gone") from error
+        raise _unseen(pid, error) from error
+
+
+def _unseen(pid: int, error: OSError) -> KvdError:
+    """Why there is no pidfd: nobody must take a live process for a dead one."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return DeviceUnavailableError(
+            f"the daemon has no descriptor left for process {pid} ({error.strerror}); retry in a second",
+            retry_after_ns=RETRY_AFTER_NS,
+        )
+    return UnauthenticatedError(f"the peer's process {pid} is gone")
 
 
 ProcessIdentity = tuple[int, ...]
@@ -111,7 +135,9 @@ def has_exited(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
+@functools.cache
 def _anonymous_inode() -> tuple[int, int]:
+    """The same as long as the machine runs, so it takes a descriptor once, and not when there is none."""
     fd = os.eventfd(0)
     try:
         return os.fstat(fd).st_dev, os.fstat(fd).st_ino

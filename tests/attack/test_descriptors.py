@@ -7,9 +7,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from tests.daemon.raw_worker import ask, attach_socket
 from tests.running_kvd import RunningKvd, eventually
 
 import kvd_client
+from kvd.v1 import attach_pb2 as ab
 
 from .geometry import SPEC
 
@@ -50,3 +52,13 @@ def test_a_daemon_that_cannot_start_a_kernel_worker_tries_again_and_keeps_its_le
         assert kvd.kernel_pid() != kernel_pid
         assert lease.extend(32).size == 32
         assert kvd.daemon_pid() == daemon_pid
+
+
+def test_a_process_is_not_said_to_be_gone_for_want_of_a_descriptor(kvd: RunningKvd) -> None:
+    request = ab.AttachRequest(ticket=ab.TicketRequest())
+    with attach_socket(kvd.run_dir) as connection:
+        assert ask(connection, request)[0].ticket.ticket
+        with without_descriptors(kvd.daemon_pid()):
+            error = ask(connection, request)[0].error
+            assert (error.reason, "no descriptor left" in error.message) == ("DEVICE_UNAVAILABLE", True)
+        assert ask(connection, request)[0].ticket.ticket
