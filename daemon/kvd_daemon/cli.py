@@ -22,7 +22,7 @@ from kvd_daemon.access.tokens import Tokens
 from kvd_daemon.device.available import available_bytes
 from kvd_daemon.device.list_gpus import visible_gpus
 from kvd_daemon.gpu_list import resolved
-from kvd_daemon.processes import allow_many_descriptors, lend_no_descriptor
+from kvd_daemon.processes import allow_many_descriptors, have_standard_streams, lend_no_descriptor
 from kvd_daemon.run_dir import private_folder
 from kvd_daemon.settings import GPU_SHARINGS, LOG_LEVELS, Settings, read_toml, settings_from
 from kvd_daemon.settings_page import page
@@ -36,6 +36,7 @@ OWN_OPTIONS = ("config", "check")  # of the command line alone
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    have_standard_streams()
     options = build_parser().parse_args(arguments)
     lend_no_descriptor()
     handed_over = os.environ.pop(handoff.VARIABLE, "")
@@ -58,7 +59,7 @@ def _check(options: argparse.Namespace, handed_over: str) -> None:
     """Raises InvalidArgumentError if a kvd started like this would be refused, or could not take over."""
     settings = _written(options)
     if handed_over:
-        handoff.check(int(handed_over))
+        _check_files(handoff.check(int(handed_over)).reloaded(settings))
     elif not settings.gpus:
         _check_files(settings)
     say(page(settings))
@@ -83,7 +84,7 @@ def _taking_over(options: argparse.Namespace, handoff_fd: int) -> Supervisor:
     """This code in the place of an older one, whose daemons run."""
     left = handoff.taken(handoff_fd)
     try:
-        settings = left.settings.reloaded(_written(options))
+        settings = left.settings.reloaded(_reread(options, left.settings))
     except InvalidArgumentError:
         settings = left.settings  # the file was good a moment ago; what runs must not end over it
     supervisor = _supervisor(options, settings, left.kept)
@@ -97,7 +98,9 @@ def _supervisor(
     _log_to_stderr(settings)
     allow_many_descriptors()
     systemd = Systemd(os.environ, os.getpid())
-    operator = Operator(lambda serving: _announce(settings, serving), lambda: _written(options), upgrade)
+    operator = Operator(
+        lambda serving: _announce(settings, serving), lambda running: _reread(options, running), upgrade
+    )
     return Supervisor(settings, operator, systemd, Kept(systemd, kept))
 
 
@@ -193,6 +196,13 @@ def _written(options: argparse.Namespace) -> Settings:
             f"settings of {size} bytes, {MAX_SETTINGS_BYTES} allowed; have fewer rules"
         )
     return settings
+
+
+def _reread(options: argparse.Namespace, running: Settings) -> Settings:
+    """As they are written now. Raises InvalidArgumentError also where a later daemon would be refused."""
+    written = _written(options)
+    _check_files(running.reloaded(written))
+    return written
 
 
 def _check_memory(settings: Settings, there_bytes: int) -> None:

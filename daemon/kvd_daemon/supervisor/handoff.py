@@ -82,9 +82,9 @@ def _content(fd: int) -> dict[str, Any]:
     return content
 
 
-def check(fd: int) -> None:
-    """Whether this version could take over. Raises InvalidArgumentError if not."""
-    Settings.from_json(_content(fd)["settings"])
+def check(fd: int) -> Settings:
+    """Those of the kvd that this version could replace. Raises InvalidArgumentError if it could not."""
+    return Settings.from_json(_content(fd)["settings"])
 
 
 def taken(fd: int) -> Handoff:

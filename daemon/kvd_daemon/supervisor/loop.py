@@ -33,12 +33,12 @@ class Operator:
     """What the command line gives the loop.
 
     `announce` is called once, with the names of those that serve, when that is all but GPUs that fail.
-    `reread` gives the settings as they are written now, or raises InvalidArgumentError. `upgrade` becomes new
-    code, and returns only if that failed.
+    `reread` gives the settings as they are written now, or raises InvalidArgumentError if a daemon could not
+    start with them in place of the running ones. `upgrade` becomes new code, and returns only if that failed.
     """
 
     announce: Callable[[Collection[str]], None]
-    reread: Callable[[], Settings]
+    reread: Callable[[Settings], Settings]
     upgrade: Callable[[Handoff, Signals], None]
 
 
@@ -173,15 +173,23 @@ class Supervisor:
             self._stopping = True
         elif number == signal.SIGHUP:
             self._reload()
-        elif self._rollout.under_way:
-            LOG.warning("SIGUSR2 is passed over: daemons are being replaced already")
+        elif reason := self._no_upgrade():
+            LOG.warning("SIGUSR2 is passed over: %s", reason)
         else:
             self._upgrade()
+
+    def _no_upgrade(self) -> str:
+        """Why new code does not take over now: it would not know of it. Empty if it may."""
+        if self._stopping:
+            return "kvd stops"
+        if not self._announced:
+            return "not everything serves yet"
+        return "daemons are being replaced already" if self._rollout.under_way else ""
 
     def _reload(self) -> None:
         self._systemd.reloading()
         try:
-            settings = self._operator.reread()
+            settings = self._operator.reread(self._settings)
         except InvalidArgumentError as error:
             LOG.error("SIGHUP: nothing is changed, the settings are bad: %s", error)
         else:
