@@ -271,6 +271,20 @@ class Pool:
             for answer in self._lease_once(request):
                 self.session.orphan(answer.lease_id, self.session_id)
 
+    def settle(self, deadline: float) -> None:
+        """As `_grant` does with calls that broke off, in the session's thread and without another attempt."""
+        while self._unanswered:
+            request = self._unanswered.pop()
+            try:
+                answer = self.session.attempt(self.session.lease_service.Lease, request, deadline)
+            except (ExhaustedError, NotFoundError, InvalidArgumentError):
+                continue
+            except KvdError:
+                self._unanswered.append(request)
+                return
+            for lease in answer.leases:
+                self.session.orphan(lease.lease_id, self.session_id)
+
     @contextmanager
     def scratch(self, payload: npt.NDArray[np.uint8]) -> Iterator[int]:
         """The id of a lease whose blocks hold `payload`, for the time of one call. For `Lease.compress`."""

@@ -33,6 +33,7 @@ from kvd_client._stream import FIRST_PAUSE_S, MAX_PAUSE_S, Identity, SessionStre
 
 MAX_MESSAGE_BYTES = 64 << 20  # a lease of 1 M scattered blocks is about 10 MB
 MAX_RELEASED_AT_ONCE = 1024  # leases; the daemon's limit for one call
+SETTLE_S = 2.0  # for leases that nobody holds, after each renewal; events wait for that
 RESTARTED_S = 2.0  # for a question about each pool after a restart; its events wait for that
 MIN_TIMEOUT_S = 0.001  # a deadline that has passed still goes to gRPC, which then says so
 
@@ -66,6 +67,7 @@ class PoolDependent(Dependent, Protocol):
     pool_id: str
 
     def lose_memory(self, cause: str) -> None: ...
+    def settle(self, deadline: float) -> None: ...
 
 
 class LeaseDependent(Dependent, Protocol):
@@ -160,7 +162,7 @@ class Session:
         while True:
             self.check_usable()
             try:
-                return self._attempt(method, request, deadline)
+                return self.attempt(method, request, deadline)
             except UnavailableError as failure:
                 pause_s = self._pause(failure, pause_s, deadline)
 
@@ -174,13 +176,14 @@ class Session:
             check()
             request.session_token = identity.token
             try:
-                return self._attempt(method, request, deadline)
+                return self.attempt(method, request, deadline)
             except (SessionNotFoundError, SessionExpiredError) as failure:
                 self._stream.drop(identity, failure)
             except UnavailableError as failure:
                 pause_s = self._pause(failure, pause_s, deadline)
 
-    def _attempt(self, method: "RpcMethod[Answer]", request: Question, deadline: float) -> Answer:
+    def attempt(self, method: "RpcMethod[Answer]", request: Question, deadline: float) -> Answer:
+        """One try. Raises the daemon's error, UnavailableError, DeadlineExceededError, ClosedError."""
         failure: KvdError
         try:
             return method(request, timeout=max(MIN_TIMEOUT_S, deadline - time.monotonic()))
@@ -245,7 +248,7 @@ class Session:
             session_token=identity.token, request_id=new_request_id(), lease_ids=lease_ids
         )
         try:
-            self._attempt(self.lease_service.Release, request, deadline)
+            self.attempt(self.lease_service.Release, request, deadline)
         except LeaseNotFoundError:
             self._release_each(lease_ids, identity, deadline)
         except LeaseBusyError:
@@ -279,10 +282,22 @@ class Session:
                 if lease is not None:
                     lease.revoke(response.revoked.cause)
                 self.events.put(LeaseRevoked(response.revoked.lease_id, response.revoked.cause))
+            case "renewed":
+                self._settle()
             case "pressure":
                 self.events.put(Pressure(response.pressure.pool, response.pressure.wanted_blocks))
             case "draining":
                 self.events.put(Draining())
+
+    def _settle(self) -> None:
+        """Give back what calls that broke off left with nobody: a worker may make no further call."""
+        deadline = self._deadline(SETTLE_S)
+        with self._held:
+            pools = list(self._pools)
+        for pool in pools:
+            pool.settle(deadline)
+        if self._orphans:
+            self._release_orphans(deadline)
 
     def restarted(self) -> None:
         """Another daemon knows the session. What it has no memory of is of no use any more."""
@@ -290,7 +305,7 @@ class Session:
             pools = list(self._pools)
         for pool in pools:
             try:
-                found = self._attempt(
+                found = self.attempt(
                     self.pool_service.GetPool,
                     pb.GetPoolRequest(name=pool.name),
                     self._deadline(RESTARTED_S),

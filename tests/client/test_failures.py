@@ -35,6 +35,19 @@ def test_a_daemon_that_does_not_answer_costs_no_more_than_the_deadline(
             lease.release()
 
 
+def test_blocks_of_calls_that_broke_off_come_back_without_another_call(start_kvd, spec) -> None:
+    daemon = Daemon(start_kvd("--session-ttl", "2s"))
+    with kvd_client.connect(daemon.run_dir, timeout=1.0) as client:
+        pool = client.pool("settled", spec, 64)
+        lease = pool.lease(tokens=64)
+        with daemon.frozen():
+            with pytest.raises(kvd_client.DeadlineExceededError):
+                pool.lease(tokens=160)
+            lease.release()
+        eventually(lambda: daemon.pool_status("settled").leases == 0, "leases that nobody holds")
+        assert daemon.pool_status("settled").blocks_leased == 0
+
+
 def test_connecting_to_a_daemon_that_does_not_answer_fails_in_time(daemon: Daemon) -> None:
     with (
         daemon.frozen(),
