@@ -13,6 +13,15 @@ settings.register_profile("untimed", deadline=None)  # a loaded machine is no bu
 settings.load_profile("untimed")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What needs a GPU runs only where it is asked for: `make test-gpu`."""
+    if "gpu" in config.option.markexpr:
+        return
+    wanted = [item for item in items if item.get_closest_marker("gpu") is None]
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+    items[:] = wanted
+
+
 @pytest.fixture
 def kvd(tmp_path: Path) -> Iterator[RunningKvd]:
     """A kvd of this test's own, with 256 MiB of host memory; stopped, and checked to leave nothing."""

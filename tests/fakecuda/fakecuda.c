@@ -537,6 +537,16 @@ static struct hook hook;
 
 void fakecuda_set_hook(struct hook given) { hook = given; }
 
+int fakecuda_region(int index, uint64_t *at, uint64_t *bytes) { /* device memory that this process can reach */
+  for (struct region *r = regions; r; r = r->next) {
+    if (r->kind == RESERVED || index--) continue;
+    *at = r->at;
+    *bytes = r->bytes;
+    return 1;
+  }
+  return 0;
+}
+
 static void find_hook(void) {
   const char *module = getenv("FAKECUDA_HOOK");
   int (*ensure)(void) = dlsym(RTLD_DEFAULT, "PyGILState_Ensure");

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from .workers import GPU_KINDS, KINDS, Site, site
+from .workers import GPU_KINDS, KINDS, REAL_KINDS, Site, site
 
 
 @pytest.fixture(scope="session")
@@ -15,9 +15,15 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
         yield cache(lambda kind: stack.enter_context(site(kind, tmp_path_factory.mktemp(kind))))
 
 
-@pytest.fixture(params=KINDS)
+EVERYWHERE = [*KINDS, *(pytest.param(kind, marks=pytest.mark.gpu) for kind in REAL_KINDS)]
+
+
+@pytest.fixture(params=EVERYWHERE)
 def here(request: pytest.FixtureRequest, sites: Callable[[str], Site]) -> Iterator[Site]:
-    """On every kind. No worker of an earlier test is there, and none of this one stays; pools stay."""
+    """On every kind; on a real GPU only if asked for.
+
+    No worker of an earlier test is there, and none of this one stays; pools stay.
+    """
     yield sites(request.param)
     sites(request.param).clear()
 

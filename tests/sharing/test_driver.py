@@ -294,56 +294,52 @@ for thing in (stream, before, after):
     assert told == "True"
 
 
-FILLER = """
-import ctypes
-from ctypes import c_int, c_uint, c_void_p, c_char_p, POINTER
-
-LOAD, HAS = ctypes.CFUNCTYPE(c_int, c_char_p), ctypes.CFUNCTYPE(c_int, c_int, c_char_p)
-LAUNCH = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, POINTER(c_uint), POINTER(c_void_p))
-
-@LOAD
-def load(image):
-    return 1 if image.startswith(b".version") else 0
-
-@HAS
-def has(module, name):
-    return name == b"fill"
-
-@LAUNCH
-def launch(module, name, shape, parameters):
-    address = ctypes.c_uint64.from_address(parameters[0]).value
-    value = ctypes.c_uint32.from_address(parameters[1]).value
-    ctypes.memset(address, value, shape[0] * shape[3])
-    return 0
-
-class Hook(ctypes.Structure):
-    _fields_ = [("load", LOAD), ("has", HAS), ("launch", LAUNCH)]
-
-ctypes.CDLL("libcuda.so.1").fakecuda_set_hook(Hook(load, has, launch))
+KERNELS = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry fill(.param .u64 at, .param .u32 value)
+{
+  .reg .b32 %r<8>; .reg .b64 %rd<4>;
+  ld.param.u64 %rd1, [at];
+  ld.param.u32 %r1, [value];
+  mov.u32 %r2, %ctaid.x;
+  mov.u32 %r3, %ntid.x;
+  mov.u32 %r4, %tid.x;
+  mad.lo.s32 %r5, %r2, %r3, %r4;
+  mul.wide.u32 %rd2, %r5, 4;
+  add.s64 %rd3, %rd1, %rd2;
+  st.global.u32 [%rd3], %r1;
+  ret;
+}
 """
-
-
-def test_a_launch_goes_to_whoever_can_run_it(tmp_path: Path) -> None:
-    (tmp_path / "filler.py").write_text(FILLER)
-    with fake_gpus(hook="filler") as gpus:
-        told = gpus.run(
-            PRELUDE
-            + """
-mapping = d.map_shared(gpu, d.create_shareable(gpu, MIB), MIB)
-fill = d.Module(gpu, b".version 8.8").function("fill", dynamic_shared_bytes=64 << 10)
-grid = d.Grid((3, 1, 1), (32, 1, 1), 64 << 10)
-fill.launch(grid, [ctypes.c_uint64(mapping.address), ctypes.c_uint32(7)])
-print(set(got(mapping, 0, 96)), got(mapping, 96, 1))
-for attempt in (lambda: d.Module(gpu, b"garbage"), lambda: d.Module(gpu, b".version").function("none")):
+LAUNCHES = """
+fd = d.create_shareable(gpu, MIB)
+mapping, reader = d.map_shared(gpu, fd, MIB), d.map_shared(gpu, fd, MIB, writable=False)
+module = d.Module(gpu, sys.argv[1].encode())
+fill = module.function("fill", dynamic_shared_bytes=64 << 10)
+fill.launch(d.Grid((3, 1, 1), (32, 1, 1)), [ctypes.c_uint64(mapping.address), ctypes.c_uint32(7)])
+print(got(reader, 4 * 95, 4), got(reader, 4 * 96, 4))
+def outside():
+    fill.launch(d.Grid((1, 1, 1), (32, 1, 1)), [ctypes.c_uint64(mapping.address - 4), ctypes.c_uint32(7)])
+for attempt in (lambda: d.Module(gpu, b"garbage"), lambda: module.function("none"), outside):
     try:
         attempt()
     except d.CallFailedError as error:
         print(error)
-""",
-            PYTHONPATH=str(tmp_path),
-        )
+"""
+
+
+def test_a_launch_runs_in_the_interpreter_on_memory_that_others_see(machine: FakeGpus) -> None:
+    told = machine.run(
+        PRELUDE + LAUNCHES,
+        KERNELS,
+        FAKECUDA_HOOK="tests.fakecuda.ptx_hook",
+        PYTHONPATH=str(Path(__file__).parents[2]),
+    )
     assert told.splitlines() == [
-        "{7} b'\\x00'",
+        "b'\\x07\\x00\\x00\\x00' b'\\x00\\x00\\x00\\x00'",
         "cuModuleLoadData failed: CUresult 200",
         "cuModuleGetFunction failed: CUresult 500",
+        "cuLaunchKernel failed: CUresult 700",
     ]

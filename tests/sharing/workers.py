@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ import kvd_client
 GPU_KINDS = ("cuda", "cuda_legacy")
 KINDS = ("host", *GPU_KINDS)
 MEMORY = 64 << 20  # bytes of a device
+REAL_KINDS = {"gpu": (), "gpu_legacy": ("--gpu-sharing", "legacy")}
 OWNER = "kvd_daemon.device.legacy_owner"
 STAND_INS = Path(__file__).with_name("stand_ins")
 
@@ -66,8 +66,9 @@ class Site:
     def worker(self, **environment: str) -> Worker:
         """One more, with these words in its environment."""
         own = self.gpus.full_environment()
-        paths = f"{STAND_INS}:{os.environ.get('PYTHONPATH', '')}"
-        worker = Worker(self.kvd.run_dir, self.device, own | {"PYTHONPATH": paths} | environment)
+        if self.kind in GPU_KINDS:
+            own["PYTHONPATH"] = f"{STAND_INS}:{own.get('PYTHONPATH', '')}"
+        worker = Worker(self.kvd.run_dir, self.device, own | environment)
         self.workers.append(worker)
         return worker
 
@@ -91,10 +92,15 @@ class Site:
 
 @contextlib.contextmanager
 def site(kind: str, folder: Path) -> Iterator[Site]:
-    """Two GPUs of 64 MiB, of which the first is served; or as much host memory."""
+    """Two fake GPUs of 64 MiB, of which the first is served; or as much of the host, or of a real GPU."""
+    size = str(MEMORY)
     if kind == "host":
-        with running_kvd(folder, "--host-memory", str(MEMORY)) as kvd:
+        with running_kvd(folder, "--host-memory", size) as kvd:
             yield from _cleared(Site(kind, kvd, "host0"))
+        return
+    if kind in REAL_KINDS:
+        with running_kvd(folder, "--gpus", "0", "--memory", size, *REAL_KINDS[kind]) as kvd:
+            yield from _cleared(Site(kind, kvd, "gpu0"))
         return
     old = {"no_vmm": 3} if kind == "cuda_legacy" else {}
     with fake_gpus(devices=2, memory=MEMORY, **old) as gpus:

@@ -3,7 +3,7 @@
 So this process starts in no time and takes no GPU memory of its own; a pool outlives it as a host pool does.
 """
 
-from kvd.errors import DeviceFullError, DeviceUnavailableError, InvalidArgumentError
+from kvd.errors import DeviceFullError, DeviceUnavailableError, GpuError, InvalidArgumentError
 from kvd_cuda.driver import (
     CudaError,
     Gpu,
@@ -42,7 +42,7 @@ class CudaMemory(PoolMemories):
                 retry_after_ns=RETRY_AFTER_NS,
             ) from error
         except CudaError as error:
-            raise DeviceUnavailableError(f"{self.uuid} gives no memory: {error}") from error
+            raise GpuError(f"{self.uuid} gives no memory: {error}") from error
 
     def _is_such(self, fd: int, byte_count: int) -> bool:
         """The driver does not tell sizes; the name under which it was kept says whose it is."""

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 
-from kvd.errors import DeviceFullError, DeviceUnavailableError
+from kvd.errors import DeviceFullError, GpuError, GpuHandleError
 from kvd_cuda.driver import Gpu
 
 from .legacy_owner import ALIVE_AT
@@ -56,12 +56,18 @@ class CudaLegacyMemory(PoolMemories):
             packet, fds, _, _ = socket.recv_fds(connection, MAX_REPORT_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError as error:
             owner.kill()
-            raise DeviceUnavailableError(f"no GPU memory came within {PATIENCE_S:g} s") from error
+            raise GpuError(
+                f"{self.uuid}: no GPU memory came within {PATIENCE_S:g} s; look at nvidia-smi"
+            ) from error
         if fds:
             return fds[0]
         report = json.loads(packet or b'{"message": "its owner ended", "full": false}')
-        refusal = DeviceFullError if report["full"] else DeviceUnavailableError
-        raise refusal(f"{self.uuid} gives no memory: {report['message']}")
+        if report["full"]:
+            raise DeviceFullError(f"{self.uuid} gives no memory: {report['message']}")
+        raise GpuHandleError(
+            f"{self.uuid} shares no memory: {report['message']}. WSL2 never does; serve host memory there: "
+            "kvd --host-memory SIZE"
+        )
 
     def _is_such(self, fd: int, byte_count: int) -> bool:
         return holds(fd, HANDLE_BYTES) and _owner_lives(fd)

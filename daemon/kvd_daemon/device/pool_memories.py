@@ -20,7 +20,7 @@ class PoolMemories(ABC):
 
     @abstractmethod
     def _make(self, pool_id: str, byte_count: int) -> int:
-        """A descriptor of new memory. Raises DeviceFullError, DeviceUnavailableError."""
+        """A descriptor of new memory. Raises DeviceFullError, GpuError."""
 
     @abstractmethod
     def _is_such(self, fd: int, byte_count: int) -> bool:

@@ -28,7 +28,7 @@ class DeviceMemory(Protocol):
     """Of the GPU; empty for the host."""
 
     def create(self, pool_id: str, pool_bytes: int, sidecar_bytes: int) -> PoolMemory:
-        """Raises DeviceFullError; then nothing was taken."""
+        """Raises DeviceFullError, GpuError; then nothing was taken."""
 
     def adopt(self, pool_id: str, pool_bytes: int, sidecar_bytes: int, fds: tuple[int, int]) -> bool:
         """Take over a pool of a daemon before this one; False, and nothing is taken, if these are not it."""
