@@ -1,7 +1,11 @@
 """Tables and bars on any screen."""
 
+import fcntl
 import io
+import os
 import re
+import struct
+import termios
 
 import pytest
 from hypothesis import given, settings
@@ -71,3 +75,37 @@ def test_only_a_utf8_screen_gets_more_than_ascii(encoding: str) -> None:
     assert screen.unicode == (encoding.lower() in ("utf-8", "utf8"))
     assert screen.width is None
     assert not screen.colour
+
+
+def test_a_pipe_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setenv("COLUMNS", "72")
+    assert Screen.of(pipe) == Screen(width=72)
+    for nonsense in ("0", "", "wide", "-5"):
+        monkeypatch.setenv("COLUMNS", nonsense)
+        assert Screen.of(pipe).width is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "colour", "steers"),
+    [
+        ({"TERM": "xterm"}, True, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False, True),
+        ({"TERM": "xterm", "NO_COLOR": ""}, True, True),
+        ({"TERM": "dumb"}, False, False),
+        ({}, False, False),
+    ],
+    ids=str,
+)
+def test_a_terminal_gets_what_it_can_show(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], colour: bool, steers: bool
+) -> None:
+    for name in ("TERM", "NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    controller, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 91, 0, 0))
+    with open(terminal, "w", encoding="utf-8") as stream:
+        assert Screen.of(stream) == Screen(91, colour, unicode=True, steers=steers)
+    os.close(controller)

@@ -3,6 +3,8 @@
 import re
 import time
 
+import pytest
+
 from kvd.errors import DeviceUnavailableError
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client.cli import records
@@ -173,4 +175,29 @@ def test_what_became_of_the_last_daemon_is_one_line_unless_there_was_none() -> N
     assert line(state="volatile") == ["runs without the supervisor kvd: nothing outlives this daemon"]
     assert line(state="quarantined", detail="the daemon's record 7 cannot be read") == [
         "began empty: the daemon's record 7 cannot be read"
+    ]
+
+
+@pytest.mark.parametrize("width", [30, 34, 40, 55, 60, 80, 100, 120, 200])
+def test_no_line_is_wider_than_the_terminal_however_narrow(width: int) -> None:
+    message = status(health="failing")
+    message.pools[0].pool.name = "chat-of-team-blue"
+    message.kernel_pid = 4712
+    lines = shown(message, Screen(width)).splitlines()
+    assert max(map(len, lines)) <= min(width, 100)
+    (bar,) = (line for line in lines if line.startswith("  ["))
+    assert len(bar) == min(width, 100)
+    assert sum("600" in line for line in lines) == 1  # the free blocks
+    words = " ".join(shown(message, Screen(100)).split()[:20])
+    assert " ".join(" ".join(lines).split()).startswith(words)
+
+
+def test_in_a_narrow_terminal_each_state_has_a_line() -> None:
+    legend = shown(status(), Screen(40)).splitlines()
+    assert [" ".join(line.split()) for line in legend if "%" in line and "pools" not in line] == [
+        "█ leased 250 25.0 %",
+        "▓ sealed 100 10.0 %",
+        "▒ cached 49 4.9 %",
+        "! quarantined 1 0.1 %",
+        "· free 600 60.0 %",
     ]

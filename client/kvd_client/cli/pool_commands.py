@@ -106,8 +106,9 @@ def _watch(args: Namespace, output: Output) -> int:
 
 
 def _redraw(lines: list[str], screen: Screen) -> None:
-    """Over the last page, line by line, so that nothing flickers; cut to the terminal's height."""
-    if screen.width is None:
+    """Over the last page, line by line, so that nothing flickers; cut to the terminal's height. Below it
+    where the cursor cannot be sent back."""
+    if not screen.steers:
         say("\n".join([*lines, ""]) + "\n")
         return
     rows = lines[: shutil.get_terminal_size().lines - 1]

@@ -1,7 +1,6 @@
 """What the output may look like, and tables that fit it."""
 
 import os
-import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +8,7 @@ from typing import Any, TextIO
 
 from kvd_client.cli.sizes import show_bytes, show_seconds
 
-MIN_WIDTH = 40  # columns; a narrower terminal wraps
+MIN_WRAP_WIDTH = 12  # columns; words are not broken for a narrower terminal
 MIN_TEXT_WIDTH = 12  # columns a cut text keeps, e.g. "streaming(s…"
 GAP = 2  # columns between columns
 STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35"}
@@ -20,19 +19,26 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Screen:
-    """`width` in columns, or None where nothing must be cut (a file, a pipe)."""
+    """`width` in columns, or None where nothing must be cut (a file, a pipe).
+
+    steers  whether the cursor can be sent about, to draw over what was drawn before
+    """
 
     width: int | None = None
     colour: bool = False
     unicode: bool = True
+    steers: bool = False
 
     @classmethod
     def of(cls, stream: TextIO) -> "Screen":
-        """What `stream` is: colour only on a terminal and without NO_COLOR (no-color.org)."""
+        """What `stream` is: colour only on a terminal and without NO_COLOR (no-color.org). A width that
+        COLUMNS names holds for a pipe too."""
         is_terminal = stream.isatty()
+        steers = is_terminal and os.environ.get("TERM", "dumb") != "dumb"
         return cls(
-            width=max(MIN_WIDTH, shutil.get_terminal_size().columns) if is_terminal else None,
-            colour=is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
+            width=_columns(stream.fileno() if is_terminal else None),
+            colour=steers and not os.environ.get("NO_COLOR"),
+            steers=steers,
             unicode=(stream.encoding or "").lower().replace("-", "") == "utf8",
         )
 
@@ -47,6 +53,14 @@ class Screen:
 
     def cut(self, text: str, width: int) -> str:
         return text if len(text) <= width else text[: width - 1] + self.ellipsis
+
+
+def _columns(terminal_fd: int | None) -> int | None:
+    """COLUMNS, or what the terminal says; None if neither says anything."""
+    named = os.environ.get("COLUMNS", "")
+    if named.isdecimal() and int(named) > 0:
+        return int(named)
+    return None if terminal_fd is None else os.get_terminal_size(terminal_fd).columns or None
 
 
 def show_cell(name: str, value: Any) -> str:
@@ -90,7 +104,8 @@ class Table:
         hidden = len(self.columns) - len(shown)
         if hidden:
             fields = f"{hidden} more field{'s' * (hidden > 1)}"
-            lines.append(screen.paint(f"({fields}: widen, or use -o json)", "dim"))
+            more = wrap(f"({fields}: widen, or use -o json)", screen.width)
+            lines += [screen.paint(line, "dim") for line in more]
         return lines
 
     def _fit(self, widths: dict[str, int], screen_width: int | None) -> list[str]:
@@ -102,7 +117,7 @@ class Table:
         }
         shown, left = list[str](), screen_width + GAP
         for name in self.columns:
-            if least[name] + GAP > left:
+            if shown and least[name] + GAP > left:
                 break
             shown.append(name)
             left -= least[name] + GAP
@@ -134,7 +149,7 @@ def wrap(text: str, width: int | None, indent: str = "") -> list[str]:
         return [indent + text]
     return textwrap.wrap(
         text,
-        max(width, MIN_WIDTH),
+        max(width, MIN_WRAP_WIDTH + len(indent)),
         initial_indent=indent,
         subsequent_indent=indent,
         break_long_words=False,

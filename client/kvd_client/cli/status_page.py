@@ -30,12 +30,18 @@ def page(devices: Iterable[Record], pools: Sequence[Record], screen: Screen) -> 
         for pool in own:
             lines += [*_pool_lines(pool, screen), ""]
         if not own and device["memory_bytes"] is not None:
-            lines += [f"{INDENT}no pool yet; a worker creates one, or: kvctl pool create NAME ...", ""]
+            hint = "no pool yet; a worker creates one, or: kvctl pool create NAME ..."
+            lines += [*_small(hint, screen), ""]
     return lines[:-1]
 
 
 def _width(screen: Screen) -> int:
     return min(screen.width or PAGE_WIDTH, PAGE_WIDTH)
+
+
+def _small(text: str, screen: Screen, *styles: str) -> list[str]:
+    """Indented, as many lines as it takes."""
+    return [screen.paint(line, *styles) for line in wrap(text, _width(screen), INDENT)]
 
 
 def _device_lines(device: Record, screen: Screen) -> list[str]:
@@ -46,15 +52,16 @@ def _device_lines(device: Record, screen: Screen) -> list[str]:
     if device["memory_bytes"] is None:
         return [head, *detail]
     used, total = device["memory_used_bytes"], device["memory_bytes"]
-    facts = [
-        f"{show_bytes(used)} of {show_bytes(total)} in pools ({show_percent(used, total)})",
-        f"{device['sessions']} session{'s' * (device['sessions'] != 1)}",
-        f"up {show_seconds(device['uptime_seconds'] or 0)}",
-    ]
+    facts = (
+        f"{show_bytes(used)} of {show_bytes(total)} in pools ({show_percent(used, total)}), "
+        f"{device['sessions']} session{'s' * (device['sessions'] != 1)}, "
+        f"up {show_seconds(device['uptime_seconds'] or 0)}"
+    )
+    fits = len(f"{device['device']}  {device['health']}  {facts}") <= _width(screen)
+    first = [f"{head}  {facts}"] if fits else [head, *_small(facts, screen)]
     identity = f"{device['kind']}, pid {device['pid']}, kvd {device['version']}, epoch {device['epoch']}"
-    small_print = [INDENT + line for line in (identity, *_probes(device))]
-    small_print = [screen.paint(line, "dim") for line in small_print]
-    return [f"{head}  {', '.join(facts)}", *detail, *_recovery_lines(device, screen), *small_print]
+    small_print = [line for text in (identity, *_probes(device)) for line in _small(text, screen, "dim")]
+    return [*first, *detail, *_recovery_lines(device, screen), *small_print]
 
 
 def _recovery_lines(device: Record, screen: Screen) -> list[str]:
@@ -123,7 +130,7 @@ def _geometry(pool: Record) -> str:
 
 
 def _bar(pool: Record, screen: Screen) -> str:
-    width = _width(screen) - len(INDENT) - 2
+    width = max(_width(screen) - len(INDENT) - 2, len(BLOCK_STATES))
     counts = [pool[field] for field, *_ in BLOCK_STATES]
     parts = []
     for (_, _, mark, ascii_mark, colour), cells in zip(BLOCK_STATES, share(counts, width), strict=True):
@@ -147,16 +154,23 @@ def share(counts: Sequence[int], width: int) -> list[int]:
 
 
 def _legend(pool: Record, leasable: int, screen: Screen) -> list[str]:
-    """Under the bar, a column per state: mark and word, count, percentage of what can be leased."""
-    rows: list[list[str]] = [[], [], []]
+    """Under the bar, a column per state: mark and word, count, percentage of what can be leased. A line per
+    state where the columns do not fit."""
+    columns = list[tuple[str, ...]]()
     for field, word, mark, ascii_mark, colour in BLOCK_STATES:
         count, percent = f"{pool[field]:,}", show_percent(pool[field], leasable)
         width = max(len(word) + 2, len(count), len(percent))
-        painted = screen.paint(mark if screen.unicode else ascii_mark, colour)
-        rows[0].append(" " * (width - len(word) - 2) + f"{painted} {word}")
-        rows[1].append(count.rjust(width))
-        rows[2].append(percent.rjust(width))
-    return [INDENT + LEGEND_GAP.join(row) for row in rows]
+        painted = f"{screen.paint(mark if screen.unicode else ascii_mark, colour)} {word}"
+        space = " " * (width - len(word) - 2)
+        columns.append((space + painted, count.rjust(width), percent.rjust(width), painted + space))
+    widths = [len(count) for _, count, _, _ in columns]
+    if len(INDENT) + sum(widths) + len(LEGEND_GAP) * (len(widths) - 1) <= _width(screen):
+        return [INDENT + LEGEND_GAP.join(column[row] for column in columns) for row in range(3)]
+    room = max(len(count.strip()) for _, count, _, _ in columns)
+    return [
+        f"{INDENT}{word}{' ' * (max(widths) - width)} {count.strip():>{room}} {percent.strip():>7}"
+        for (_, count, percent, word), width in zip(columns, widths, strict=True)
+    ]
 
 
 def _facts(pool: Record) -> list[tuple[str, str]]:
