@@ -110,7 +110,8 @@ class Segment:
         if end > len(self._view):
             return False
         chain = crc32(payload, self.chain)
-        self._view[at : at + RECORD.size + size] = RECORD.pack(size, chain) + payload
+        padding = bytes(-size % ALIGNMENT)  # over what a longer record left that was never finished
+        self._view[at:end] = RECORD.pack(size, chain) + payload + padding
         self.end, self.chain = end, chain
         self._store_end(0)
         return True
