@@ -5,6 +5,7 @@ from enum import Enum
 import numpy as np
 
 from kvd_daemon.core import Device
+from kvd_daemon.core.blocks import Blocks
 from kvd_daemon.core.fences import Fences
 from kvd_daemon.core.quotas import Quotas
 
@@ -19,6 +20,8 @@ def snapshot(thing: object) -> object:
         return thing.shown()
     if isinstance(thing, Quotas):  # who listens is no part of the state
         return snapshot({name: value for name, value in vars(thing).items() if name != "_on_return"})
+    if isinstance(thing, Blocks):  # generations may be counted later
+        return snapshot((thing.state, thing.generation, thing.tenant, thing.holders, thing.counts))
     if isinstance(thing, np.ndarray):
         return thing.tobytes()
     if isinstance(thing, dict):

@@ -2,16 +2,16 @@
 
 from array import array
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .free_runs import FEW_BLOCKS, NO_BLOCKS, IntArray, Run, ids_of
+from .free_runs import NO_BLOCKS, IntArray, Run, ids_of
 
 NEVER_WRITTEN = 0  # tenant index of a block nobody wrote: zeros
 UNKNOWN_TENANT = 32_767  # tenant index of a block that may hold anybody's bytes: differs from all
-MAX_GENERATION = (1 << 32) - 1  # then 0 again; nobody remembers a block through so many reassignments
+MAX_REASSIGNED = 256  # runs that wait to be counted; a tenth of a millisecond once in so many calls
 FEW_RUNS = 16  # runs; below this a loop over them beats numpy's fixed cost
 NULL_BLOCK = 0  # padding entries of block tables point there; never leased
 
@@ -49,7 +49,8 @@ class Blocks:
 
     def __init__(self, total: int) -> None:
         self.state: npt.NDArray[np.uint8] = np.zeros(total, np.uint8)
-        self.generation: npt.NDArray[np.uint32] = np.zeros(total, np.uint32)
+        self._generation: npt.NDArray[np.uint32] = np.zeros(total, np.uint32)
+        self._reassigned: list[Run] = []
         self.tenant: npt.NDArray[np.int16] = np.zeros(total, np.int16)
         self.holders: IntArray = np.zeros(total, np.int32)
         self.state[NULL_BLOCK] = BlockState.NULL
@@ -58,15 +59,19 @@ class Blocks:
 
     def _view(self) -> None:
         """The same memory, for plain ints and bytes."""
-        self._states = self.state.data
-        self._generations = self.generation.data
-        self._tenants = self.tenant.data
+        self._states, self._tenants = self.state.data, self.tenant.data
 
     @classmethod
-    def of(cls, **arrays: "npt.NDArray[Any]") -> "Blocks":
+    def of(
+        cls,
+        state: "npt.NDArray[np.uint8]",
+        generation: "npt.NDArray[np.uint32]",
+        tenant: "npt.NDArray[np.int16]",
+        holders: IntArray,
+    ) -> "Blocks":
         """With these arrays."""
         made = cls(1)
-        vars(made).update(arrays)
+        made.state, made._generation, made.tenant, made.holders = state, generation, tenant, holders
         made._counts = np.bincount(made.state, minlength=len(BlockState)).tolist()
         made._view()
         return made
@@ -107,16 +112,22 @@ class Blocks:
     def reassign(self, runs: list[Run]) -> None:
         """Their content is about to be another one: fence whoever remembers the old one."""
         if len(runs) > FEW_RUNS:
-            self.generation[ids_of(runs)] += _ONE
+            self._generation[ids_of(runs)] += _ONE
             return
-        generations = self._generations
-        for first, count in runs:
-            if count > FEW_BLOCKS:
-                fenced = self.generation[first : first + count]
-                fenced += _ONE
-                continue
-            for block_id in range(first, first + count):
-                generations[block_id] = (generations[block_id] + 1) & MAX_GENERATION
+        self._reassigned += runs
+        if len(self._reassigned) > MAX_REASSIGNED:
+            self._count_reassigned()
+
+    @property
+    def generation(self) -> "npt.NDArray[np.uint32]":
+        """How often each block was reassigned. Looked at so seldom that runs are counted many at a time."""
+        self._count_reassigned()
+        return self._generation
+
+    def _count_reassigned(self) -> None:
+        for first, count in self._reassigned:
+            self._generation[first : first + count] += _ONE
+        self._reassigned.clear()
 
     def claim(self, runs: list[Run], tenant: int) -> IntArray:
         """Note that `tenant` will write these; answers those that hold another tenant's bytes.

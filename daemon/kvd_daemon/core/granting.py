@@ -105,16 +105,17 @@ def _shared(registry: Registry, pool: Pool, tenant: int, hashes: Sequence[bytes]
 def _admit(registry: Registry, session: Session, pool: Pool, entry: _Entry, now_ns: int) -> Lease:
     registry.last_lease_id += 1
     length = entry.shared.size * pool.spec.block_size
-    lease = Lease(
-        lease_id=registry.last_lease_id,
-        pool=pool.name,
-        session_id=session.identity.session_id,
-        tenant=session.identity.tenant,
-        policy=entry.wish.policy,
-        scratch=entry.wish.scratch,
-        block_size=pool.spec.block_size,
-        created_ns=now_ns,
-        blocks=BlockTable(entry.shared),
+    identity, wish = session.identity, entry.wish
+    lease = Lease(  # by place where that is clear: each name costs as much as its value
+        registry.last_lease_id,
+        pool.name,
+        identity.session_id,
+        identity.tenant,
+        wish.policy,
+        wish.scratch,
+        pool.spec.block_size,
+        now_ns,
+        BlockTable(entry.shared),
         length=length,
         position=length,
         sealed_blocks=entry.shared.size,

@@ -67,7 +67,8 @@ class Registry:
     def live_session(self, session_id: str, now_ns: int | None = None) -> Session:
         """One that has not expired, by its state and, if the time is told, by its TTL."""
         session = self.known_session(session_id)
-        if session.state is SessionState.EXPIRED or (now_ns is not None and now_ns >= session.expires_ns):
+        late = now_ns is not None and now_ns >= session.renewed_ns + session.ttl_ns
+        if late or session.state is SessionState.EXPIRED:
             raise SessionExpiredError(
                 f"session {session_id} was not renewed for {session.ttl_ns // 1_000_000} ms; open a new one, "
                 "its leases are gone"

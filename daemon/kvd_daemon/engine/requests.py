@@ -10,7 +10,7 @@ from kvd_daemon.journal import RecordingDevice, Reply
 MAX_REQUEST_ID_CHARS = 128  # a UUID is 36
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One request: whose, by which id, a digest of its content, and what it asks for."""
 
