@@ -1,9 +1,11 @@
 """The layout rules that no linter knows."""
 
+import re
 import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+LIMIT = re.compile(r"^(?:MAX|MIN)_\w+(?:: \w+)? = (?:\(\n(?:.*\n)*?\)|.*)", re.MULTILINE)
 SOURCE_ROOTS = ("proto", "daemon", "client", "cuda", "docker")
 
 
@@ -24,3 +26,16 @@ def test_a_client_install_needs_only_grpcio_protobuf_and_numpy() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = sorted(requirement.split(">")[0] for requirement in project["dependencies"])
     assert names == ["grpcio", "numpy", "protobuf"]
+
+
+def test_every_limit_says_its_unit_or_its_reason() -> None:
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [ROOT / name for name in listed.stdout.split() if not name.startswith("tests/")]
+    bare = [
+        f"{file.relative_to(ROOT)}: {limit[0].splitlines()[0]}"
+        for file in files
+        if file.exists()
+        for limit in LIMIT.finditer(file.read_text())
+        if "#" not in limit[0]
+    ]
+    assert bare == []

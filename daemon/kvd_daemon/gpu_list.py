@@ -12,7 +12,6 @@ from kvd.errors import InvalidArgumentError
 
 MAX_INDEX = 99  # no machine has so many GPUs; more is a typing error
 MAX_GPUS = 16  # daemons of one kvd; each is two processes
-MAX_SHARE = 1.0
 ALL = "all"
 _RANGE = re.compile(r"(\d{1,2})(?:-(\d{1,2}))?")
 _UUID = re.compile(

@@ -25,7 +25,7 @@ MAX_DEVICES = 16  # daemons of one kvd; each is two processes
 MIN_SESSION_TTL_NS = 100_000_000  # workers renew three times per TTL; below 0.1 s that is all they do
 MAX_SESSION_TTL_NS = 3600 * 1_000_000_000  # an hour; a longer one never frees a hung worker's blocks
 MAX_DRAIN_TIMEOUT_NS = 86_400 * 1_000_000_000  # a day; who waits longer does not want it to stop
-MAX_KERNEL_THREADS = 256  # threads of one kernel worker
+MAX_KERNEL_THREADS = 256  # threads of one kernel worker; no socket has more cores, so more is a typing error
 GPU_SHARINGS = ("auto", "descriptors", "legacy")  # how workers get a GPU's memory
 LOG_LEVELS = ("debug", "info", "warning", "error")
 

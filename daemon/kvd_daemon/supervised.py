@@ -15,7 +15,7 @@ from kvd_daemon.engine.stopping import Ending, Wanted
 from kvd_daemon.settings import Settings
 
 HEALTH_INTERVAL_S = 1.0  # seconds between two reports; five of them missing mean that it hangs
-MAX_DETAIL_CHARS = 500  # characters of a report
+MAX_DETAIL_CHARS = 500  # characters of a report; some lines of words, and the packet stays small
 MAX_UNREAD_BYTES = 64 << 10  # of what the supervisor has not read: room is left for descriptors
 LOG = logging.getLogger("kvd.supervised")
 

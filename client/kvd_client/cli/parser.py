@@ -24,10 +24,10 @@ from kvd_client.cli.plan import POLICY_KINDS
 from kvd_client.cli.sizes import parse_bytes, parse_memory, parse_tokens
 
 DEFAULT_TIMEOUT_S = 10.0  # seconds per call; a healthy daemon needs milliseconds
-MAX_TIMEOUT_S = 86_400.0
-DEFAULT_LIMIT = 100  # rows per device of a list without --all
-DEFAULT_WATCH_S = 2.0
-MIN_WATCH_S = 0.1
+MAX_TIMEOUT_S = 86_400.0  # seconds; a day, and who waits longer has forgotten it
+DEFAULT_LIMIT = 100  # rows per device of a list without --all; two screens of most terminals
+DEFAULT_WATCH_S = 2.0  # seconds; slow enough to read a figure before it changes
+MIN_WATCH_S = 0.1  # seconds; quicker is a flicker, and a load for the daemon
 REMOTE_OPTIONS = (
     (
         "--tls-ca",

@@ -14,7 +14,7 @@ from kvd.run_dir import DOWN_FILE, GRPC_SOCKET
 from kvd_client._attach import ask_ticket
 from kvd_client._endpoint import Endpoint
 
-MAX_FILE_BYTES = 1 << 20  # bytes of a certificate, a key or a token
+MAX_FILE_BYTES = 1 << 20  # bytes of a certificate, a key or a token; a chain of certificates is 10 KB
 MAX_REPLY_BYTES = 64 << 20  # bytes; the block table of the largest lease
 OPTIONS = [("grpc.max_receive_message_length", MAX_REPLY_BYTES)]
 PROVEN_PREFIX = "/kvd.v1.AdminService/"  # calls that say who makes them

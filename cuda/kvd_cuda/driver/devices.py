@@ -14,7 +14,7 @@ from kvd_cuda.driver.library import Driver
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 MIN_UUID_DIGITS = 3  # of an abbreviated UUID; fewer name a GPU by accident
-MAX_NAME_BYTES = 256
+MAX_NAME_BYTES = 256  # bytes; "NVIDIA H200 NVL" has 15, and the driver cuts what is longer
 
 
 class Attribute(IntEnum):

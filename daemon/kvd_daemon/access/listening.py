@@ -9,7 +9,7 @@ from kvd.errors import InvalidArgumentError
 
 from .certificates import TlsFiles
 
-MAX_PORT = 65_535
+MAX_PORT = 65_535  # a port has 16 bits
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9.*_-]+):(\d{1,5})")
 
 

@@ -17,7 +17,7 @@ from kvd_daemon.unknown_keys import refuse_unknown
 from .roles import ROLE_NAMES, Principal, Role
 
 MAX_RULES = 1000  # rules; each is looked at for every new session
-MAX_CERTIFICATE_CHARS = 256  # characters of a certificate's name
+MAX_CERTIFICATE_CHARS = 256  # characters of a certificate's name; a DNS name has at most 253
 MAX_ID = (1 << 32) - 2  # uid_t and gid_t; the last one means none
 KEYS = ("uid", "gid", "certificate", "roles", "tenant")
 SUBJECTS = ("uid", "gid", "certificate")

@@ -21,7 +21,7 @@ from .sealed import holds
 
 HANDLE_BYTES = 64
 PATIENCE_S = 20.0  # seconds for a process, the driver and a context; usually two
-MAX_REPORT_BYTES = 4096
+MAX_REPORT_BYTES = 4096  # bytes; an error in words, the longest thing the helper says, is far below
 
 
 class CudaLegacyMemory(PoolMemories):

@@ -34,7 +34,7 @@ from .stopping import Stopping
 EPOCH_BYTES = 8  # random id of this incarnation
 MIN_TICK_S = 0.02  # seconds between two looks at the clock for expired sessions
 TICKS_PER_TTL = 20  # an expired session is fenced within 5 % of its TTL
-MAX_TICK_S = 1.0
+MAX_TICK_S = 1.0  # seconds; what has no event of its own, a TTL that passed, is seen this late at most
 IDLE_BEFORE_CHECK_S = 0.5  # without a call for this long, the invariants are checked; probes come each second
 CHECK_INTERVAL_S = 10.0  # at most this often
 DRAIN_POLL_S = 0.02  # seconds between two looks at the leases that a drain waits for

@@ -16,7 +16,7 @@ from kvd_daemon.kernel.messages import MapPool, Populate
 POOL_ID_BYTES = 8  # unique among the pools of one device, whatever its daemons
 POPULATE_CHUNK_BYTES = 32 << 20  # bytes; some 10 ms of zeroing between two jobs that somebody waits for
 RETRY_POPULATE_S = 0.5  # after a chunk failed, with its worker or for lack of memory; doubled each time
-MAX_RETRY_POPULATE_S = 60.0
+MAX_RETRY_POPULATE_S = 60.0  # seconds; memory that is short for minutes need not be asked for more often
 LOG = logging.getLogger("kvd.pools")
 
 

@@ -8,7 +8,7 @@ from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
 
 OPTIONS = (("grpc.use_local_subchannel_pool", 1),)  # a connection of its own, as a new worker would make
-MAX_REASON_CHARS = 200  # characters of gRPC's words
+MAX_REASON_CHARS = 200  # characters of gRPC's words; a line of kvctl's page
 
 
 class LeaseProbe:
