@@ -39,3 +39,14 @@ def test_every_limit_says_its_unit_or_its_reason() -> None:
         if "#" not in limit[0]
     ]
     assert bare == []
+
+
+def test_the_kernels_who_import_none_of_ours_share_our_vocabulary() -> None:
+    from kvd import policy, spec
+    from kvd_cuda import plan, queries
+    from kvd_daemon.engine import kernel_jobs
+
+    assert queries.QUERY_DTYPES == spec.QUERY_DTYPES
+    assert plan.MAX_KERNEL == policy.MAX_KERNEL
+    assert tuple(kernel_jobs.ROPE_STYLES) == policy.ROPE_STYLES
+    assert set(kernel_jobs.ROPE_STYLES.values()) == set(plan.ROPE_STYLES)

@@ -19,7 +19,8 @@
             lease.commit(1)
 
 `client` and `pool` may be used from many threads, a lease by one at a time. After fork() call `connect`
-again. Every failure is one of the errors below, a KvdError; the tree is drawn in `kvd.errors`.
+again. Every failure is one of the errors below, a KvdError; the tree is drawn in `kvd.errors`. A value of a
+wrong type or out of range is an InvalidArgumentError that names it, at the call itself; nothing has changed.
 """
 
 from kvd.errors import (
