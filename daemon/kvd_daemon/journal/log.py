@@ -118,7 +118,8 @@ class Journal:
             self._rotate()
 
     def _make_room(self) -> None:
-        if self._segment is None:
+        was_removed = not self._files.segment(self._number).exists()  # by somebody: nothing would survive
+        if self._segment is None or was_removed:
             self._start_over()
         else:
             self._rotate()
