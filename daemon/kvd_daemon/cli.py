@@ -15,14 +15,14 @@ from pathlib import Path
 
 from kvd.errors import InvalidArgumentError
 from kvd.run_dir import default_run_dir
-from kvd.streams import StdoutError, complain, say
+from kvd.streams import StdoutError, complain, have_standard_streams, say
 from kvd_daemon import VERSION
 from kvd_daemon.access.certificates import Certificates
 from kvd_daemon.access.tokens import Tokens
 from kvd_daemon.device.available import available_bytes
 from kvd_daemon.device.list_gpus import visible_gpus
 from kvd_daemon.gpu_list import resolved
-from kvd_daemon.processes import allow_many_descriptors, have_standard_streams, lend_no_descriptor
+from kvd_daemon.processes import allow_many_descriptors, lend_no_descriptor
 from kvd_daemon.run_dir import private_folder
 from kvd_daemon.settings import GPU_SHARINGS, LOG_LEVELS, Settings, read_toml, settings_from
 from kvd_daemon.settings_page import page

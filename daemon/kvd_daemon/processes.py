@@ -9,7 +9,6 @@ import resource
 import select
 import signal
 import socket
-import sys
 from pathlib import Path
 
 from kvd.errors import DeviceUnavailableError, KvdError, UnauthenticatedError
@@ -37,16 +36,6 @@ def allow_many_descriptors() -> None:
     """Every session is a stream and a pidfd; the usual soft limit of 1,024 is for select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def have_standard_streams() -> None:
-    """Where this process was started without one: else a file that is opened later gets its number, and what
-    libraries print there, here or in a child."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR_FD:
-        os.set_inheritable(fd, True)
-    os.close(fd)
-    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115 - as long as the process
-    sys.stderr = sys.stderr or open(STDERR_FD, "w")  # noqa: SIM115
 
 
 def lend_no_descriptor() -> None:

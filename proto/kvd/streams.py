@@ -4,9 +4,23 @@ import os
 import sys
 from typing import TextIO
 
+STDERR_FD = 2
+
 
 class StdoutError(Exception):
     """Nobody can be told what was asked for: stdout goes to a full disk, or to a reader that has gone."""
+
+
+def have_standard_streams() -> None:
+    """Where this process was started without one (`>&-`): nothing else must ever get its number.
+
+    Else what libraries print, here or in a child, goes into a file that was opened later.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= STDERR_FD:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(STDERR_FD, "w")  # noqa: SIM115
 
 
 def say(text: str) -> None:

@@ -156,6 +156,12 @@ def test_a_reader_that_stops_reading_is_no_error() -> None:
     assert (ended.stdout, ended.stderr, ended.returncode) == ("{", "", 0)
 
 
+def test_without_stdout_nothing_is_told_and_nothing_is_an_error() -> None:
+    command = f"'{KVCTL}' {' '.join(PLAN)} >&-"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.stderr, ended.returncode) == ("", 0)
+
+
 @pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
 def test_colour_comes_on_a_terminal_unless_no_color_is_set(no_color: str, coloured: bool) -> None:
     environ = os.environ | {"NO_COLOR": no_color, "TERM": "xterm", "COLUMNS": "80"}
