@@ -7,6 +7,8 @@
         slots = await lease.extend(4096)
         lease.commit(4096)  # local, as all that is not a call to the daemon
 
+On a GPU, `await pool.wait_for(stream)` before a commit: `commit(stream=...)` would hold up the event loop.
+
 Calls, arguments and errors are those of `kvd_client`. Cancelling an await does not stop the call under way.
 """
 
@@ -21,7 +23,7 @@ from kvd_client._pool import Pool
 
 AWAITED = {
     Client: {"pool", "close"},
-    Pool: {"lease", "lease_many", "extend_many", "release_many", "close"},
+    Pool: {"lease", "lease_many", "extend_many", "release_many", "wait_for", "close"},
     Lease: {"extend", "trim", "seal", "release", "compress", "observe"},
 }
 

@@ -32,13 +32,13 @@ class ChosenGpu:
 
 
 def gpus_text(value: object) -> str:
-    """What kvd.toml or the command line says, as one text. Raises InvalidArgumentError."""
+    """What kvd.toml or the command line says, as one text; empty for none. Raises InvalidArgumentError."""
     entries = value if isinstance(value, list) else [value]
     for entry in entries:
         if isinstance(entry, bool) or not isinstance(entry, int | str):
             raise InvalidArgumentError(f'gpus is {value!r}; "0-7", "0,2-5", UUIDs or "all" is needed')
     text = ",".join(str(entry).strip() for entry in entries)
-    if text != ALL:
+    if text not in ("", ALL):
         list(_entries(text))
     return text
 

@@ -22,7 +22,8 @@ TMPFS = "/dev/shm"
 
 def library_folder() -> Path:
     """Where libcuda.so.1 is; one for each state of its source."""
-    name = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    sources = b"".join(part.read_bytes() for part in sorted(SOURCE.parent.glob("*.c")))
+    name = hashlib.sha256(sources).hexdigest()[:16]
     folder = CACHE / "fakecuda" / name
     folder.mkdir(parents=True, exist_ok=True)
     built = folder / "libcuda.so.1"

@@ -343,3 +343,38 @@ def test_a_launch_runs_in_the_interpreter_on_memory_that_others_see(machine: Fak
         "cuModuleGetFunction failed: CUresult 500",
         "cuLaunchKernel failed: CUresult 700",
     ]
+
+
+COPY_BLOCKS = """
+import numpy as np
+from ctypes import c_int32, c_uint64
+from kvd_cuda.gpu import blocks
+from kvd_cuda.gpu.compile import compile_ptx
+
+BLOCK, COUNT, TABLES = 4096, 8, 64 << 10
+fd = d.create_shareable(gpu, MIB)
+mapping, reader = d.map_shared(gpu, fd, MIB), d.map_shared(gpu, fd, MIB, writable=False)
+pool = np.repeat(np.arange(COUNT, dtype=np.uint8), BLOCK)
+mapping.write(0, pool.ctypes.data, pool.nbytes)
+
+def table(offset, values):
+    mapping.write(TABLES + offset, values.ctypes.data, values.nbytes)
+    return c_uint64(mapping.address + TABLES + offset)
+
+bases = table(0, np.array([mapping.address], np.uint64))
+sources, goals = (table(at, np.array(ids, np.int32)) for at, ids in ((64, [1, 3]), (128, [6, 2])))
+kernel = blocks.copy_kernel(16)
+copy = d.Module(gpu, compile_ptx(kernel).text.encode()).function(kernel.name)
+grid = d.Grid((2, 2, 1), (kernel.threads, 1, 1))
+copy.launch(grid, [bases, sources, goals, c_int32(BLOCK), c_int32(BLOCK)])
+print([sorted(set(got(reader, block * BLOCK, BLOCK))) for block in range(COUNT)])
+"""
+
+
+def test_a_kernel_of_ours_is_loaded_launched_and_seen_by_others(machine: FakeGpus) -> None:
+    told = machine.run(
+        PRELUDE + COPY_BLOCKS,
+        FAKECUDA_HOOK="tests.fakecuda.ptx_hook",
+        PYTHONPATH=str(Path(__file__).parents[2]),
+    )
+    assert told == "[[0], [1], [3], [3], [4], [5], [1], [7]]"

@@ -1,5 +1,7 @@
 """What an operator may write for --gpus and --memory."""
 
+import tomllib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from kvd.errors import InvalidArgumentError
 from kvd_daemon.gpu_list import chosen_gpus, gpus_text, resolved, share_of
 from kvd_daemon.settings import Settings, settings_from
+from kvd_daemon.settings_page import page
 
 THERE = [f"GPU-{digit * 8}-0000-0000-0000-00000000000{digit}" for digit in "0123"]
 MIG = "MIG-44444444-0000-0000-0000-000000000004"
@@ -37,7 +40,6 @@ def test_gpus_are_chosen_by_index_range_and_uuid(written: object, devices: list[
     [
         ("4-2", "ends before it begins"),
         ("0-", "is no GPU"),
-        ("", "is no GPU"),
         ("-1", "is no GPU"),
         ("GPU-", "is no GPU"),
         ("0,0", "is named twice"),
@@ -62,6 +64,12 @@ def test_any_text_is_a_choice_or_an_invalid_argument(text: str) -> None:
     except InvalidArgumentError:
         return
     assert {gpu.uuid for gpu in chosen} <= set(THERE)
+
+
+def test_the_page_of_settings_can_be_read_again() -> None:
+    for written in ({"gpus": "0-1", "memory": "60GiB"}, {"host_memory": "1GiB"}):
+        settings = Settings(**settings_from(written))  # type: ignore[arg-type]
+        assert Settings(**settings_from(tomllib.loads(page(settings)))) == settings  # type: ignore[arg-type]
 
 
 def test_a_resolved_choice_travels_between_processes_and_means_the_same_gpus() -> None:

@@ -1,14 +1,17 @@
 """What only GPUs have: visibility, views of frameworks, streams, memory that is late, a GPU that fails."""
 
+import os
+import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.client.daemon import Daemon
 from tests.fakecuda import fake_gpus
-from tests.running_kvd import eventually, running_kvd
+from tests.running_kvd import eventually, is_alive, running_kvd
 
 import kvd_client.cli
 from kvd_client import (
@@ -17,6 +20,8 @@ from kvd_client import (
     InvalidArgumentError,
     LeaseLostError,
 )
+from kvd_daemon.kernel.budgets import silence_s
+from kvd_daemon.kernel.messages import MapPool
 
 from .workers import Site, Worker
 
@@ -112,6 +117,26 @@ def test_a_kernel_worker_that_dies_over_a_lease_loses_that_one_alone(on_gpu: Sit
     assert worker.numbers(lease="b") == [300.0 + t for t in range(160)]
     kept, positions = worker.compress(lease="b", method="streaming")
     assert worker.numbers(lease="b") == [300.0 + position for position in positions[:kept]]
+
+
+def test_a_pool_whose_owner_has_died_is_lost_with_the_next_daemon(sites: Callable[[str], Site]) -> None:
+    old = sites("cuda_legacy")
+    worker = old.worker()
+    pool = new_pool(worker)
+    worker.fill(pool=pool, lease="a", tokens=16, value=1.0)
+    daemon = old.kvd.daemon_pid(old.device)
+    for pid in [*old.owners(), daemon]:
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not is_alive(daemon), "the daemon's end")
+    with pytest.raises(LeaseLostError, match=r"the memory of pool .* ended with the daemon"):
+        worker.fill(pool=pool, lease="a", tokens=160, value=1.0)
+    worker.fill(pool=new_pool(worker), lease="b", tokens=16, value=1.0)
+    old.clear()
+
+
+def test_a_kernel_worker_gets_the_time_that_a_context_may_take() -> None:
+    host, gpu = MapPool("pool", {}, BLOCKS), MapPool("pool", {}, BLOCKS, "cuda", GPU0)
+    assert silence_s(gpu, None) > silence_s(host, None)
 
 
 TAKE = """

@@ -8,6 +8,7 @@ import numpy as np
 
 import kvd_client
 
+PATIENCE_S = 60.0  # for a daemon that is being replaced on a machine with other work
 SPEC = kvd_client.KVSpec(layers=2, kv_heads=2, head_dim_k=8, head_dim_v=16, dtype="float32", block_size=16)
 
 
@@ -15,7 +16,7 @@ class Desk:
     """What a test may ask for. Every element of token t of a lease that began with `value` is value + t."""
 
     def __init__(self, run_dir: str, device: str) -> None:
-        self.client = kvd_client.connect(run_dir, device=device)
+        self.client = kvd_client.connect(run_dir, device=device, timeout=PATIENCE_S)
         self.pools: dict[str, kvd_client.Pool] = {}
         self.leases: dict[str, kvd_client.Lease] = {}
         self.held: list[Any] = []

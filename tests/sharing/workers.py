@@ -83,9 +83,10 @@ class Site:
         eventually(lambda: not daemon.session_names(), "the end of all sessions")
         for pool in daemon.status().pools:
             daemon.drop_pool(pool.pool.name)
-        eventually(lambda: not self._owners(), "the end of the memory's owners")
+        eventually(lambda: not self.owners(), "the end of the memory's owners")
 
-    def _owners(self) -> list[int]:
+    def owners(self) -> list[int]:
+        """Processes that keep memory of the old kind."""
         processes = psutil.Process(self.kvd.process.pid).children(recursive=True)
         return [p.pid for p in processes if OWNER in command_of(p)]
 

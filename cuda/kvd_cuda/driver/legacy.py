@@ -12,6 +12,7 @@ from kvd_cuda.driver.errors import INVALID_CONTEXT, INVALID_VALUE, MAP_FAILED, S
 from kvd_cuda.driver.library import IPC_HANDLE_BYTES, IpcMemHandle
 from kvd_cuda.driver.mapping import Mapping
 
+OWN_BLOCK_BYTES = 2 << 20  # smaller allocations share a block, and a handle would open all of it
 LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the only flag there is
 REFUSED = (INVALID_VALUE, INVALID_CONTEXT, MAP_FAILED)
 
@@ -23,7 +24,8 @@ class OwnedMemory:
         """Raises GpuMemoryFullError."""
         self._gpu, address = gpu, c_uint64()
         with gpu.context():
-            gpu.driver.call("cuMemAlloc_v2", address, byte_count)
+            size = -(-byte_count // OWN_BLOCK_BYTES) * OWN_BLOCK_BYTES
+            gpu.driver.call("cuMemAlloc_v2", address, size)
         self.address = address.value
 
     def handle(self) -> bytes:

@@ -193,7 +193,7 @@ class Supervisor:
         except InvalidArgumentError as error:
             LOG.error("SIGHUP: nothing is changed, the settings are bad: %s", error)
         else:
-            for name in ("host_memory_bytes", "devices"):
+            for name in ("host_memory_bytes", "devices", "memory", "gpu_sharing"):
                 if getattr(settings, name) != getattr(self._settings, name):
                     LOG.warning("SIGHUP: %s cannot change while kvd runs; it stays as it is", name)
             self._settings = self._settings.reloaded(settings)
