@@ -19,6 +19,7 @@ from .scoring import Share
 
 RESULTS = ROOT / "benchmarks" / "results"
 COMMAND = "make bench-quality"
+SHOWN_DIGITS = 5  # of shares and divergences in the rows
 LEAST_SAMPLES = 20  # per column; below that an interval is wider than any difference here
 Row = dict[str, Any]
 
@@ -143,10 +144,21 @@ def plot(rows: list[Row], path: Path) -> None:
     if (DENSE, 1.0) in chosen:
         axes.axhline(chosen[DENSE, 1.0].value, color="black", linewidth=1, label="dense")
     axes.set(xlabel="share of tokens kept", ylabel="exact match", ylim=(-0.02, 1.02), xticks=KEEPS)
-    axes.set_title("Retrieval with the question in the window, SmolLM2-135M, all tasks and lengths")
+    figure.suptitle("Retrieval with the question in the window, SmolLM2-135M, all tasks and lengths")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=120)
+
+
+def _compact(rows: list[Row]) -> str:
+    """Every row as a list, its fields' names once: thousands of rows in a file that a repository can hold."""
+    columns = sorted({name for row in rows for name in row})
+    lines = [json.dumps([_short(row.get(name)) for name in columns], separators=(",", ":")) for row in rows]
+    return f'{{"columns": {json.dumps(columns)}, "rows": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def _short(value: Any) -> Any:
+    return round(value, SHOWN_DIGITS) if isinstance(value, float) else value
 
 
 def main() -> None:
@@ -162,7 +174,7 @@ def main() -> None:
     lines += prose_lines(rows) + streaming_lines(results_file().with_name("streaming.json"))
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "quality.md").write_text("\n".join(lines))
-    (RESULTS / "quality.json").write_text(json.dumps(rows) + "\n")
+    (RESULTS / "quality.json").write_text(_compact(rows))
     if grid_table(rows, KEEPS[0], INSIDE):
         plot(rows, RESULTS / "quality.png")
     print("\n".join(lines))
