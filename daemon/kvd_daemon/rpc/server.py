@@ -30,13 +30,14 @@ MAX_REPLY_BYTES = 64 << 20  # bytes; block tables of the largest pool, every sec
 STOP_GRACE_S = 0.5  # seconds that calls under way get when the daemon stops
 TCP_MESSAGE_BYTES = 64 << 10  # bytes; an operator's requests are below 2 KB, and strangers can send them
 TCP_STREAMS = 64  # calls at a time on one connection; kvctl makes one
+SILENT = ("grpc.server_handshake_timeout_ms", 10_000)  # ms; for whoever connects and says nothing
 TCP_OPTIONS = (
     ("grpc.max_receive_message_length", TCP_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_REPLY_BYTES),
     ("grpc.max_concurrent_streams", TCP_STREAMS),
     ("grpc.max_connection_age_ms", 300_000),  # then it must pass the handshake again, and today's authority
     ("grpc.max_connection_age_grace_ms", 60_000),
-    ("grpc.server_handshake_timeout_ms", 10_000),  # for whoever connects and says nothing
+    SILENT,
     ("grpc.so_reuseport", 0),
 )
 SERVICES = tuple(service.full_name for service in kvd_pb2.DESCRIPTOR.services_by_name.values())
@@ -74,6 +75,7 @@ class Server:
             ("grpc.max_receive_message_length", limits.message_bytes),
             ("grpc.max_send_message_length", MAX_REPLY_BYTES),
             ("grpc.max_concurrent_streams", limits.streams),
+            SILENT,
         )
         server = self._serving(UnixDoor(self._engine), options)
         try:
