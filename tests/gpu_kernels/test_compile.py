@@ -1,5 +1,8 @@
 """Kernels compile without a GPU and stay within their budgets. All of them: `make check-gpu-code`."""
 
+import subprocess
+import sys
+
 import pytest
 
 from kvd_cuda.gpu import scores_mma, scores_scalar
@@ -42,3 +45,8 @@ def test_ptx_is_kept_for_the_next_process(tmp_path) -> None:
     (kept,) = tmp_path.iterdir()
     kept.write_text(first.text.replace("sm_80", "sm_90"))
     assert compiled(merge_kernel(), tmp_path).text == kept.read_text() != first.text
+
+
+def test_the_host_backend_needs_no_gpu_compiler() -> None:
+    code = "import sys, kvd_cuda.host, kvd_cuda.compress; sys.exit('numba.cuda' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

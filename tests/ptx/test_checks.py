@@ -113,6 +113,14 @@ def test_a_barrier_that_some_threads_never_reach_is_found() -> None:
         )
 
 
+def test_lanes_that_wait_at_two_barriers_do_not_meet() -> None:
+    body = """setp.lt.u32 %p1, %r1, 7; @%p1 bra OTHER; bar.sync 0; bra END;
+    OTHER: mov.u32 %r2, 0; bar.sync 0; END: mov.u32 %r3, 0;"""
+    with pytest.raises(PtxError, match="different barriers"):
+        run(body, [], np.zeros(1, np.uint32), threads=64)
+    run(body.replace("7;", "32;"), [], np.zeros(1, np.uint32), threads=64)
+
+
 @pytest.mark.parametrize(
     "opcode", ["red.shared.add.u32 [buffer], 3;", "atom.shared.add.u32 %r2, [buffer], 3;"]
 )

@@ -10,7 +10,7 @@ from .errors import PtxError
 from .memory import GlobalMemory
 from .program import Instruction, Kernel, Program
 from .registry import OPERATIONS
-from .threads import Launch, Threads
+from .threads import WARP, Launch, Threads
 
 Array = NDArray[Any]
 THREADS_AT_ONCE = 8192  # threads of the blocks that run together: numpy's overhead is small beside the work
@@ -83,7 +83,8 @@ class _Run:
         if instruction.guard is None:
             return group
         name, wanted = instruction.guard
-        return group & (self.threads.predicate(name) == wanted)
+        guarded: Array = group & (self.threads.predicate(name) == wanted)
+        return guarded
 
     def _operation(self, instruction: Instruction) -> Any:
         if instruction.opcode not in OPERATIONS:
@@ -117,6 +118,15 @@ class _Run:
         if (threads.exited & self._same_block(active)).any():
             raise PtxError("barrier in a block of which a thread has ended")
         threads.waiting |= active
-        per_block: Array = np.all(threads.waiting.reshape(threads.epoch.size, -1), axis=1)
-        threads.epoch += per_block
-        threads.waiting &= ~per_block[threads.local_block]
+        complete: Array = np.all(threads.waiting.reshape(threads.epoch.size, -1), axis=1)
+        released = complete[threads.local_block]
+        self._refuse_parted_warps(released)
+        threads.epoch += complete
+        threads.waiting &= ~released
+
+    def _refuse_parted_warps(self, released: Array) -> None:
+        """bar.sync is an aligned instruction: a warp's lanes must wait at the same one."""
+        width = min(WARP, self.threads.launch.threads)
+        places = self.threads.pc.reshape(-1, width)
+        if ((places != places[:, :1]) & released.reshape(-1, width)).any():
+            raise PtxError("lanes of one warp wait at different barriers")
