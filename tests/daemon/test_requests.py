@@ -92,7 +92,8 @@ def test_an_exhausted_pool_says_what_is_free_what_helps_and_when_to_retry(worker
         "pool": "pool",
     }
     assert error.details() == (
-        "2 blocks wanted in pool pool, 1 free; release a lease, compress one, wait in line, or retry after 40 ms"
+        "2 blocks wanted in pool pool, 1 free; "
+        "release a lease, compress one, wait in line, or retry after 40 ms"
     )
     assert retry_info(error).retry_delay.ToMilliseconds() == 40
     assert quota_failure(error).violations[0].subject == "pool:pool"

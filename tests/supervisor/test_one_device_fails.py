@@ -44,7 +44,7 @@ def test_kernel_workers_of_dead_daemons_are_collected(tmp_path: Path) -> None:
         eventually(lambda: len(supervisor.children()) == 1, "one daemon and no zombie")
 
 
-def test_a_daemon_that_serves_and_dies_again_and_again_is_started_within_half_a_second(tmp_path: Path) -> None:
+def test_one_that_serves_and_dies_again_and_again_is_started_within_half_a_second(tmp_path: Path) -> None:
     with running_kvd(tmp_path, "--host-memory", "64MiB") as kvd:
         supervisor = psutil.Process(kvd.process.pid)
         descriptors = supervisor.num_fds()
