@@ -128,7 +128,7 @@ def test_a_pool_whose_owner_has_died_is_lost_with_the_next_daemon(sites: Callabl
     for pid in [*old.owners(), daemon]:
         os.kill(pid, signal.SIGKILL)
     eventually(lambda: not is_alive(daemon), "the daemon's end")
-    with pytest.raises(LeaseLostError, match=r"the memory of pool .* ended with the daemon"):
+    with pytest.raises(LeaseLostError):
         worker.fill(pool=pool, lease="a", tokens=160, value=1.0)
     worker.fill(pool=new_pool(worker), lease="b", tokens=16, value=1.0)
     old.clear()

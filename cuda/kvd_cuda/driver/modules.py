@@ -45,10 +45,10 @@ class Module:
 
 
 class Function:
-    """A kernel."""
+    """A kernel; it is gone when its module is unloaded."""
 
     def __init__(self, module: Module, function: c_void_p) -> None:
-        self._module = module  # keeps its code loaded in the reader's mind: functions die with `unload`
+        self._module = module
         self._function = function
 
     def launch(self, grid: Grid, arguments: Sequence[Any], stream: int = 0) -> None:
