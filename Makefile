@@ -25,8 +25,10 @@ check: $(READY)
 	$(BIN)/buf format --diff --exit-code proto
 	@$(MAKE) --no-print-directory proto-check
 
+# Two at a time: most tests wait for processes of theirs.
+TEST_JOBS ?= 2
 test: $(READY)
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(TEST_JOBS) --dist loadfile
 
 # The sharing suite on the machine's own GPU 0, of which it takes 64 MiB. Without one it says why nothing ran
 # and ends well: there was nothing that could fail.
