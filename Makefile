@@ -37,7 +37,7 @@ test-gpu: $(READY)
 	@if found=$$($(BIN)/python -c $(FIND_GPU) 2>&1); then echo "$$found" && $(BIN)/pytest -m gpu; \
 	else echo "make test-gpu: nothing ran; $$(echo "$$found" | tail -1)"; fi
 
-# Every specialisation of every kernel, assembled for every architecture; needs no GPU, takes about ten minutes.
+# Every specialisation of every kernel, assembled for every architecture; needs no GPU, takes about five minutes.
 check-gpu-code: $(READY)
 	$(BIN)/python -m tests.gpu_kernels.compile_all
 

@@ -2,7 +2,7 @@
 
     python -m tests.gpu_kernels.compile_all [FAMILY ...]     families: small rotate scalar tensor
 
-About ten minutes on two cores, less where the cache has the PTX. Needs no GPU.
+About five minutes on two cores, less where the cache has the PTX. Needs no GPU.
 """
 
 import sys

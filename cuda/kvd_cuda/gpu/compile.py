@@ -48,9 +48,13 @@ def compiled(kernel: Kernel, folder: Path) -> Ptx:
 
 
 def compile_ptx(kernel: Kernel) -> Ptx:
-    """PTX of `kernel`. Blocks are promised to have its `threads`, so registers are given out for those."""
+    """PTX of `kernel`. Its blocks may have `threads` at most, and one of them must fit a multiprocessor.
+
+    Without that one the assembler aims at two and spills.
+    """
+    bounds = (kernel.threads, 1)
     text, _ = cuda.compile_ptx(
-        kernel.function, types.void(*kernel.parameters), cc=OLDEST, launch_bounds=kernel.threads
+        kernel.function, types.void(*kernel.parameters), cc=OLDEST, launch_bounds=bounds
     )
     (mangled,) = _ENTRY.findall(text)
     return Ptx(kernel.name, text.replace(mangled, kernel.name))
