@@ -1,6 +1,7 @@
 """Fixtures for every folder: real daemons."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from .running_kvd import RunningKvd, running_kvd
 
 settings.register_profile("untimed", deadline=None)  # a loaded machine is no bug
 settings.load_profile("untimed")
+
+for name in ("COLUMNS", "LINES"):  # of whose terminal the tests run in must not matter
+    os.environ.pop(name, None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

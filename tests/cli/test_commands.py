@@ -1,7 +1,9 @@
 """Each command against a real kvd of two devices."""
 
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -249,7 +251,8 @@ def test_the_endpoint_may_come_from_the_environment(
 def test_watch_draws_the_page_again_until_it_is_interrupted(run_dir: Path) -> None:
     program = Path(sys.executable).with_name("kvctl")
     command = [str(program), "--run-dir", str(run_dir), "status", "--watch", "0.1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heed) as watching:
         assert watching.stdout is not None
         heads = (line for line in watching.stdout if line.startswith("host0  serving"))
         assert [next(heads)[:5], next(heads)[:5]] == ["host0", "host0"]

@@ -1,5 +1,7 @@
 """A daemon that cannot write down what it grants grants nothing: its health must not say otherwise."""
 
+import errno
+import os
 import time
 from pathlib import Path
 
@@ -25,15 +27,21 @@ def open_sessions_for_ever(device: RecordingDevice) -> None:
         open_session(device, number)
 
 
-def test_a_rehearsal_fails_while_the_journal_has_no_room(tmp_path: Path) -> None:
+def no_space(fd: int, offset: int, size: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_rehearsal_fails_while_the_journal_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = opened(tmp_path / "journal")
     device.rehearse(time.monotonic_ns())
-    elsewhere = (tmp_path / "journal").rename(tmp_path / "gone")  # no new segment can be made
-    with pytest.raises(UnavailableError, match="no room"):
-        open_sessions_for_ever(device)
-    with pytest.raises(UnavailableError, match="no room"):
-        device.rehearse(time.monotonic_ns())
-    elsewhere.rename(tmp_path / "journal")
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(os, "posix_fallocate", no_space)
+        with pytest.raises(UnavailableError, match="no room"):
+            open_sessions_for_ever(device)
+        with pytest.raises(UnavailableError, match="no room"):
+            device.rehearse(time.monotonic_ns())
     device.rehearse(time.monotonic_ns())
     assert device.journal is not None
     device.journal.close()
