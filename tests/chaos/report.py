@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -36,7 +36,7 @@ class Outcome:
         self.unexcused += state["unexcused"]
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(vars(self))
 
     def lines(self) -> list[str]:
         """For people."""

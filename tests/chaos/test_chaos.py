@@ -1,5 +1,6 @@
 """A short run of what `make chaos` does for minutes."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,3 +21,4 @@ def test_nothing_is_lost_leaked_or_owned_twice_whatever_dies(tmp_path: Path) -> 
     assert outcome.checked_bytes > 0
     assert outcome.audits > 0
     assert outcome.faults["crash_loop"] == 5
+    assert json.loads(json.dumps(outcome.as_dict()))["seed"] == SEED
