@@ -19,8 +19,13 @@ def test_limits_and_levels_change_without_a_restart(tmp_path: Path) -> None:
         config.write_text('log_level = "warning"\n')
         reload(kvd)
         eventually(lambda: "SIGHUP: the settings were read again" in kvd.log.read_text(), "the reload")
+        config.write_text('log_level = "warning"\ndevices = 3\n')
         reload(kvd)
-        eventually(lambda: kvd.log.read_text().count("read again") == 1, "no more talk at that level")
+        eventually(lambda: "devices cannot change while kvd runs" in kvd.log.read_text(), "the second reload")
+        config.write_text('log_levle = "warning"\n')
+        reload(kvd)
+        eventually(lambda: "did you mean log_level?" in kvd.log.read_text(), "the third reload")
+        assert kvd.log.read_text().count("read again") == 1, "no more talk at that level"
         with RawWorker(kvd.run_dir) as worker:
             assert worker.status().pid == pid
             assert f"session {worker.opened.session_id}" not in kvd.log.read_text()

@@ -200,6 +200,7 @@ class Supervisor:
             for watch in self._watches.values():
                 watch.tell(Packet("settings", {"settings": self._settings.to_json()}))
             LOG.info("SIGHUP: the settings were read again")
+            logging.getLogger().setLevel(self._settings.log_level.upper())
         if self._announced:
             self._systemd.ready()
 
