@@ -27,6 +27,7 @@ from kvd_daemon.run_dir import private_folder
 from kvd_daemon.settings import GPU_SHARINGS, LOG_LEVELS, Settings, read_toml, settings_from
 from kvd_daemon.settings_page import page
 from kvd_daemon.supervisor import OPERATOR_MISTAKE, Operator, Supervisor, handoff
+from kvd_daemon.supervisor.claims import Claims
 from kvd_daemon.supervisor.handoff import upgrade
 from kvd_daemon.supervisor.kept import Kept, by_device, memory_bytes
 from kvd_daemon.supervisor.systemd import Systemd, inherited_fds
@@ -77,7 +78,8 @@ def _starting(options: argparse.Namespace) -> Supervisor:
     if not settings.gpus:
         _check_memory(settings, available_bytes() + taken_bytes)
     settings = replace(settings, run_dir=str(private_folder(run_dir.absolute())))
-    return _supervisor(options, settings, kept)
+    claims = Claims.on(Path(settings.run_dir), settings.device_names)
+    return _supervisor(options, settings, kept, claims)
 
 
 def _taking_over(options: argparse.Namespace, handoff_fd: int) -> Supervisor:
@@ -87,13 +89,14 @@ def _taking_over(options: argparse.Namespace, handoff_fd: int) -> Supervisor:
         settings = left.settings.reloaded(_reread(options, left.settings))
     except InvalidArgumentError:
         settings = left.settings  # the file was good a moment ago; what runs must not end over it
-    supervisor = _supervisor(options, settings, left.kept)
+    claims = Claims(Path(settings.run_dir), left.claims)
+    supervisor = _supervisor(options, settings, left.kept, claims)
     supervisor.take_over(left.daemons)
     return supervisor
 
 
 def _supervisor(
-    options: argparse.Namespace, settings: Settings, kept: Mapping[str, Mapping[str, int]]
+    options: argparse.Namespace, settings: Settings, kept: Mapping[str, Mapping[str, int]], claims: Claims
 ) -> Supervisor:
     _log_to_stderr(settings)
     allow_many_descriptors()
@@ -101,7 +104,7 @@ def _supervisor(
     operator = Operator(
         lambda serving: _announce(settings, serving), lambda running: _reread(options, running), upgrade
     )
-    return Supervisor(settings, operator, systemd, Kept(systemd, kept))
+    return Supervisor(settings, operator, systemd, Kept(systemd, kept), claims)
 
 
 def _log_to_stderr(settings: Settings) -> None:

@@ -58,13 +58,13 @@ class DeviceDir:
                 f"{self.attach_socket} is too long for a socket ({MAX_SOCKET_PATH_BYTES} bytes); "
                 "use a shorter --run-dir"
             )
-        self.lock_fd = _locked(self.path / LOCK_FILE)
+        self.lock_fd = locked(self.path / LOCK_FILE)
         self._remove_sockets()  # those of a killed daemon: nobody listens, the lock is ours
 
     @property
     def is_ours(self) -> bool:
         """Whether the lock there is the one that this process holds."""
-        return _is_file_at(self.lock_fd, self.path / LOCK_FILE)
+        return holds(self.lock_fd, self.path / LOCK_FILE)
 
     def has(self, socket_path: Path) -> bool:
         """Whether what was published there last is there still."""
@@ -74,8 +74,7 @@ class DeviceDir:
         """Leaves nothing but empty folders; and what is another's, if this folder was removed meanwhile."""
         if self.is_ours:
             self._remove_sockets()
-            (self.path / LOCK_FILE).unlink(missing_ok=True)
-        os.close(self.lock_fd)
+        unlock(self.lock_fd, self.path / LOCK_FILE)
 
     def publish_grpc(self) -> None:
         """gRPC removes the name it bound when it stops, whoever has that by then: so it is given another."""
@@ -113,7 +112,7 @@ def _give(path: Path, group: int, mode: int) -> None:
         ) from error
 
 
-def _locked(path: Path) -> int:
+def locked(path: Path) -> int:
     """A descriptor that holds the file's lock. Raises RunDirInUseError after LOCK_PATIENCE_S."""
     deadline = time.monotonic() + LOCK_PATIENCE_S
     while True:
@@ -126,7 +125,7 @@ def _locked(path: Path) -> int:
         except BlockingIOError:
             os.close(fd)
         else:
-            if _is_file_at(fd, path):
+            if holds(fd, path):
                 return fd
             os.close(fd)  # its holder removed the file on its way out
         if time.monotonic() > deadline:
@@ -137,8 +136,16 @@ def _locked(path: Path) -> int:
         time.sleep(LOCK_RETRY_S)
 
 
-def _is_file_at(fd: int, path: Path) -> bool:
+def holds(fd: int, path: Path) -> bool:
+    """Whether the file there is still the one that was locked."""
     return _is_at(os.fstat(fd), path)
+
+
+def unlock(fd: int, path: Path) -> None:
+    """Leaves no file; but another's, if this one was removed meanwhile."""
+    if holds(fd, path):
+        path.unlink(missing_ok=True)
+    os.close(fd)
 
 
 def _is_at(known: os.stat_result, path: Path) -> bool:

@@ -125,7 +125,7 @@ def test_the_sockets_are_for_their_owner_only(kvd: RunningKvd) -> None:
     modes = {path.name: path.stat().st_mode & 0o777 for path in kvd.run_dir.rglob("*")}
     journal = {name: mode for name, mode in modes.items() if name.endswith((".segment", ".snapshot"))}
     assert set(journal.values()) == {0o600}
-    sockets = {"grpc.sock": 0o600, "attach.sock": 0o600, "lock": 0o600}
+    sockets = {"grpc.sock": 0o600, "attach.sock": 0o600, "lock": 0o600, "host0.kvd": 0o600}
     assert modes == {"host0": 0o700, "journal": 0o700} | sockets | journal
 
 

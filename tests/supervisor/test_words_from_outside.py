@@ -59,7 +59,7 @@ def test_only_memory_that_is_taken_counts_as_such() -> None:
 
 def test_a_handoff_of_another_format_is_refused_with_the_way_out(tmp_path: Path) -> None:
     settings = Settings(host_memory_bytes=64 << 20, run_dir=str(tmp_path))
-    fd = Handoff(os.getpid(), settings, (), {}).file()
+    fd = Handoff(os.getpid(), settings, (), {}, {}).file()
     check(fd)
     content = json.loads(os.pread(fd, 1 << 20, 0))
     os.pwrite(fd, json.dumps(content | {"format": 2}).encode(), 0)

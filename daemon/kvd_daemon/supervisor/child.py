@@ -5,6 +5,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ NOT_FOR_CHILDREN = frozenset(
 
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+ORPHAN_PATIENCE_S = 1.0  # seconds for killed kernel workers to be gone; on a quiet machine it takes none
+ORPHAN_POLL_S = 0.005  # between two looks at them
 MAX_ORPHANS = 64  # collected at a time; a daemon leaves one, rarely two
 
 
@@ -70,6 +73,18 @@ class Child:
 def adopt_orphans() -> None:
     """Kernel workers of a dead daemon become children of this process, wherever it runs."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def wait_for_orphans() -> None:
+    """When no child of our own is left: what killed daemons left behind ends too, in a moment."""
+    deadline_s = time.monotonic() + ORPHAN_PATIENCE_S
+    while time.monotonic() < deadline_s:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            time.sleep(ORPHAN_POLL_S)
 
 
 def reap_orphans(own: Collection[int]) -> None:

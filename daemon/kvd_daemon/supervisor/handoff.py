@@ -37,6 +37,7 @@ class Handoff:
     settings: Settings
     daemons: tuple[Daemon, ...]
     kept: Mapping[str, Mapping[str, int]]
+    claims: Mapping[str, int]
 
     def fds(self) -> Iterator[int]:
         """All that the new code inherits."""
@@ -45,6 +46,7 @@ class Handoff:
             yield daemon.channel.fileno()
         for fds in self.kept.values():
             yield from fds.values()
+        yield from self.claims.values()
 
     def file(self) -> int:
         """A memory file that says all of it."""
@@ -54,6 +56,7 @@ class Handoff:
             "settings": self.settings.to_json(),
             "daemons": [_daemon_to_dict(daemon) for daemon in self.daemons],
             "kept": self.kept,
+            "claims": self.claims,
         }
         fd = os.memfd_create("kvd-handoff", os.MFD_CLOEXEC)
         os.write(fd, json.dumps(content).encode())
@@ -93,7 +96,8 @@ def taken(fd: int) -> Handoff:
     os.close(fd)
     assert content["pid"] == os.getpid(), "handed over by this very process"
     daemons = tuple(_daemon_of(entry) for entry in content["daemons"])
-    return Handoff(content["pid"], Settings.from_json(content["settings"]), daemons, content["kept"])
+    settings, kept = Settings.from_json(content["settings"]), content["kept"]
+    return Handoff(content["pid"], settings, daemons, kept, content.get("claims", {}))
 
 
 def _daemon_of(entry: Mapping[str, Any]) -> Daemon:

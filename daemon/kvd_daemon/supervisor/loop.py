@@ -15,6 +15,7 @@ from kvd_daemon.processes import DEVICE_FAILED, OPERATOR_MISTAKE
 from kvd_daemon.settings import Settings
 
 from .child import adopt_orphans, reap_orphans
+from .claims import Claims
 from .daemon import Daemon
 from .handoff import Handoff
 from .kept import Kept
@@ -45,8 +46,11 @@ class Operator:
 class Supervisor:
     """Runs until SIGTERM, SIGINT, or an operator's mistake."""
 
-    def __init__(self, settings: Settings, operator: Operator, systemd: Systemd, kept: Kept) -> None:
+    def __init__(
+        self, settings: Settings, operator: Operator, systemd: Systemd, kept: Kept, claims: Claims
+    ) -> None:
         self._settings = settings
+        self._claims = claims
         self._operator = operator
         self._systemd = systemd
         self._kept = kept
@@ -82,6 +86,7 @@ class Supervisor:
         finally:
             patience_s = 0.0 if status else self._settings.drain_timeout_ns / 1e9
             stop_all(self._watches.values(), self._signals, self._systemd, patience_s)
+            self._claims.release()
             self._selector.close()
             self._signals.close()
 
@@ -207,4 +212,5 @@ class Supervisor:
     def _upgrade(self) -> None:
         daemons = tuple(watch.daemon for watch in self._watches.values() if watch.daemon)
         kept = {device: self._kept.of(device) for device in self._watches}
-        self._operator.upgrade(Handoff(os.getpid(), self._settings, daemons, kept), self._signals)
+        handoff = Handoff(os.getpid(), self._settings, daemons, kept, self._claims.fds)
+        self._operator.upgrade(handoff, self._signals)

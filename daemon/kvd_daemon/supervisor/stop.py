@@ -11,6 +11,7 @@ from kvd.errors import InvalidArgumentError
 from kvd_daemon.channel import ChannelEndedError, Packet
 from kvd_daemon.run_dir import JOURNAL_FOLDER, DeviceDir
 
+from .child import wait_for_orphans
 from .daemon import Daemon
 from .signals import Signals
 from .systemd import Systemd
@@ -28,6 +29,8 @@ def stop_all(watches: Iterable[Watch], signals: Signals, systemd: Systemd, patie
     stop = _Stop(watches, signals, keep=systemd.keeps_fds)
     stop.tell(patience_s)
     stop.wait()
+    if not systemd.keeps_fds:  # else owners of GPU memory stay as well
+        wait_for_orphans()
     stop.leave_nothing()
 
 
