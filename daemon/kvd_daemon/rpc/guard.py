@@ -85,22 +85,27 @@ class Guard:
         return answer
 
 
-class GuardedServer:
-    """What generated code registers services with."""
+class GuardedMethods:
+    """What generated code registers services with, and a grpc.GenericRpcHandler: where the server finds each.
 
-    def __init__(self, server: grpc.aio.Server, guard: Guard) -> None:
-        self._server: Any = server  # its stubs lack add_registered_method_handlers
+    They are not registered with gRPC one by one ("registered methods"): then every call of a grpc.aio server
+    takes 40 to 60 us more, on a round trip of 500 us (grpcio 1.85.3, 56 methods, 2 cores).
+    """
+
+    def __init__(self, guard: Guard) -> None:
         self._guard = guard
+        self._handlers: dict[str, Handler] = {}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        return self._handlers.get(handler_call_details.method)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[Handler]) -> None:
         """Nothing to do: every service registers its methods by name too, see below."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
-        guarded = {
-            name: self._guard.over(f"/{service}/{name}", handler) for name, handler in handlers.items()
-        }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, guarded),))
-        self._server.add_registered_method_handlers(service, guarded)
+        for name, handler in handlers.items():
+            method = f"/{service}/{name}"
+            self._handlers[method] = self._guard.over(method, handler)
 
 
 def _plain_fields(request: Message) -> dict[str, object]:

@@ -20,7 +20,7 @@ from kvd_daemon.engine.health import HealthState
 
 from .admin_service import AdminService
 from .doors import Door, TlsDoor, UnixDoor
-from .guard import Guard, GuardedServer
+from .guard import Guard, GuardedMethods
 from .lease_service import LeaseService
 from .pool_service import PoolService
 from .session_service import SessionService
@@ -58,7 +58,7 @@ class Server:
     def _serving(self, door: Door, options: tuple[tuple[str, int], ...]) -> grpc.aio.Server:
         """A server of all services behind that door."""
         engine, server = self._engine, grpc.aio.server(options=options)
-        guarded: Any = GuardedServer(server, Guard(door, engine.gate))
+        guarded: Any = GuardedMethods(Guard(door, engine.gate))
         kvd_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(engine), guarded)
         kvd_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(engine), guarded)
         kvd_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseService(engine), guarded)
@@ -67,6 +67,7 @@ class Server:
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflecting = reflection.aio.ReflectionServicer(names)  # type: ignore[attr-defined]  # nor is this
         reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflecting, guarded)
+        server.add_generic_rpc_handlers((guarded,))
         return server
 
     def _open_unix(self, socket_path: str) -> grpc.aio.Server:
