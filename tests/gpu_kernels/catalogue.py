@@ -34,7 +34,8 @@ def small_kernels() -> Iterator[Kernel]:
     yield from (merge.merge_kernel(), merge.lse_kernel(), merge.check_kernel())
     yield from map(pooling.pool_kernel, POOLINGS)
     yield from (pooling.token_ranks_kernel(), pooling.block_ranks_kernel())
-    yield from (selection.select_kernel(), selection.mass_kernel(), compaction.sidecar_kernel())
+    yield from (selection.select_kernel(), selection.mass_kernel(), selection.mass_kernel(True))
+    yield from (compaction.sidecar_kernel(), pooling.block_masses_kernel())
     yield from (observe.accumulate_kernel(), observe.gather_scores_kernel(), blocks.scrub_kernel())
     for word in compaction.WORDS:
         yield from (compaction.compact_kernel(word), blocks.copy_kernel(word))

@@ -11,8 +11,9 @@ from tests.ptx.interpreter.machine import Machine
 from tests.ptx.interpreter.program import Program, parse
 
 from kvd_cuda.dtypes import Array, FloatArray, IntArray
+from kvd_cuda.gpu.device_lease import DeviceLease, DeviceQueries, Launch, Plane
 from kvd_cuda.gpu.kernel import Kernel
-from kvd_cuda.gpu.launch import DeviceLease, DeviceQueries, Launch, Plane, Scoring, Scratch, score
+from kvd_cuda.gpu.launch_scores import Scoring, Scratch, score
 from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
 
@@ -94,7 +95,7 @@ class SimulatedDevice:
         """(sums, peaks [layers, kv_heads, end], errors [layers, kv_heads])."""
         room = {name: self.room(count) for name, count in scoring.scratch_floats().items()}
         self.run(score(scoring, Scratch(**room)))
-        columns = (scoring.lease.layers, scoring.lease.kv_heads)
+        columns = (scoring.columns.layers, scoring.columns.heads)
         by_slot = (*columns, scoring.end)
         return (
             self.get(room["sums"], by_slot),
@@ -129,7 +130,8 @@ def _end(plane: Array) -> int:
 
 def whole_window(lease: DeviceLease, queries: DeviceQueries) -> Scoring:
     """All queries sent, to all slots."""
-    return Scoring(lease=lease, queries=queries, start=0, stop=queries.count, end=lease.length)
+    sizes = {"start": 0, "stop": queries.count, "end": lease.length}
+    return Scoring(lease=lease, columns=lease.columns, queries=queries, **sizes)
 
 
 def ids(values: Any) -> IntArray:

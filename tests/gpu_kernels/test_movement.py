@@ -8,10 +8,11 @@ from tests.kernels.leases import Lease, Shape, make_lease, make_queries, query_v
 
 from kvd_cuda import reference
 from kvd_cuda.dtypes import from_float32, to_float32
-from kvd_cuda.gpu.launch import (
+from kvd_cuda.gpu.device_lease import Columns
+from kvd_cuda.gpu.launch_moves import (
     Blocks,
+    Compaction,
     Rotation,
-    Scoring,
     accumulate,
     compact,
     copy_blocks,
@@ -19,6 +20,7 @@ from kvd_cuda.gpu.launch import (
     scrub_blocks,
     word_bytes,
 )
+from kvd_cuda.gpu.launch_scores import Scoring
 from kvd_cuda.host import HostBackend
 
 from .simulated import SimulatedDevice, ids
@@ -63,7 +65,9 @@ def test_compaction_is_the_host_backends(shape, word, in_place) -> None:
     device = SimulatedDevice()
     device_lease = device.put_lease(lease.planes)
     assert word_bytes(device_lease.k.alignment, lease.planes.k[0].itemsize * shape.head_dim_k) == word
-    device.run(compact(device_lease, device.put(goal), device.put(kept), count, in_place))
+    places = {"goal": device.put(goal), "kept": device.put(kept)}
+    move = Compaction(columns=device_lease.columns, count=count, in_place=in_place, **places)
+    device.run(compact(device_lease, move))
     device.fetch()
     rng.bit_generator.state = state
     twin = with_sidecar(make_lease(rng, shape))
@@ -104,7 +108,7 @@ def test_rotation_is_the_oracles_rounded_once(style, dtype, from_originals) -> N
         style=style,
         originals=originals,
     )
-    device.run(rotate(device_lease, rotation))
+    device.run(rotate(device_lease, device_lease.columns, rotation))
     device.fetch()
     for layer, source in enumerate(sources):
         found = lease.stored_keys(planes, layer)
@@ -127,9 +131,11 @@ def test_observed_attention_is_added_to_what_was_observed_before() -> None:
     observed = 70
     for start, stop in ((0, 13), (13, 20)):
         end = shape.length - 20 + stop
-        scoring = Scoring(lease=device_lease, queries=device_queries, start=start, stop=stop, end=end)
+        given = {"lease": device_lease, "columns": device_lease.columns, "queries": device_queries}
+        scoring = Scoring(start=start, stop=stop, end=end, **given)
         sums, _, _ = device.score(scoring)
-        device.run(accumulate(device_lease, end, observed, device.put(sums)))
+        columns = device_lease.columns
+        device.run(accumulate(device_lease, columns, (end, observed), device.put(sums)))
         observed = max(observed, end)
     device.fetch()
     planes = replace(planes, observed_length=90)
@@ -165,3 +171,23 @@ def test_blocks_are_copied_and_scrubbed_and_others_left_alone(dtype, head_dim) -
         pattern = np.full(size // 4, 0x7FC07FC0, np.uint32)
         expected[sources[:2]] = pattern.view(expected.dtype).reshape(expected[0].shape)
         assert plane.tobytes() == expected.tobytes()
+
+
+def test_columns_compacted_one_after_the_other_are_those_compacted_together() -> None:
+    shape = Shape(length=90, kv_heads=3, head_dim_k=8, head_dim_v=16, dtype="float16")
+    state = rng.bit_generator.state
+    lease = with_sidecar(make_lease(rng, shape))
+    kept = random_kept(shape, 60)
+    goal = lease.planes.block_table[:4]
+    device = SimulatedDevice()
+    device_lease = device.put_lease(lease.planes)
+    for columns in (Columns(0, 1, 0, 3), Columns(1, 1, 0, 1), Columns(1, 1, 1, 2)):
+        part = kept[columns.layer, columns.head : columns.head + columns.heads].copy()
+        places = {"goal": device.put(goal), "kept": device.put(part)}
+        move = Compaction(columns=columns, count=60, in_place=True, **places)
+        device.run(compact(device_lease, move))
+    device.fetch()
+    rng.bit_generator.state = state
+    twin = with_sidecar(make_lease(rng, shape))
+    HostBackend().compact(twin.planes, kept, goal)
+    same_bytes(lease, twin)

@@ -13,7 +13,9 @@ from kvd_cuda.dtypes import Array
 from kvd_cuda.gpu import merge, selection
 from kvd_cuda.gpu.compaction import compact_kernel, sidecar_kernel
 from kvd_cuda.gpu.kernel import Kernel
-from kvd_cuda.gpu.launch import Scratch, compact, score, select
+from kvd_cuda.gpu.launch_choice import select
+from kvd_cuda.gpu.launch_moves import Compaction, compact
+from kvd_cuda.gpu.launch_scores import Scratch, score
 
 from .assembler import ptx_of
 from .simulated import SimulatedDevice, ids, whole_window
@@ -91,18 +93,21 @@ def test_every_mutant_of_in_place_compaction_is_caught(kernel, tables) -> None:
 
 
 def compacted(changed: dict[str, str]) -> tuple[Array, ...]:
-    """K, V, positions and scores after keeping 1,100 of 1,500 slots: an odd number of tiles of each."""
+    """K, V, positions and scores after keeping 1,100 of 1,130 slots: every tile reads what it writes."""
     rng = np.random.default_rng(9)
-    shape = Shape(layers=1, kv_heads=1, head_dim_k=16, head_dim_v=16, length=1500, dtype="float16")
+    shape = Shape(layers=1, kv_heads=1, head_dim_k=16, head_dim_v=16, length=1130, dtype="float16")
     lease = make_lease(rng, shape)
-    planes = replace(lease.planes, compressed_length=1500, observed_length=1500)
+    planes = replace(lease.planes, compressed_length=1130, observed_length=1130)
     planes.positions[...] = rng.permutation(planes.positions.size).reshape(planes.positions.shape)
     planes.scores[...] = planes.positions
-    kept = ids(np.sort(rng.permutation(1500)[:1100])).reshape(1, 1, 1100)
+    kept = ids(np.sort(rng.permutation(1130)[:1100])).reshape(1, 1, 1100)
     device = SimulatedDevice()
     device.changed.update(changed)
     goal = planes.block_table[:69]
-    device.run(compact(device.put_lease(planes), device.put(goal), device.put(kept), 1100, True))
+    device_lease = device.put_lease(planes)
+    places = {"goal": device.put(goal), "kept": device.put(kept)}
+    move = Compaction(columns=device_lease.columns, count=1100, in_place=True, **places)
+    device.run(compact(device_lease, move))
     device.fetch()
     moved = (lease.stored_keys(planes, 0), lease.stored_values(planes, 0))
     return *moved, planes.positions, planes.scores

@@ -8,7 +8,8 @@ from tests.kernels.leases import Lease, Shape, make_lease, make_queries, query_v
 
 from kvd_cuda import reference
 from kvd_cuda.dtypes import Array, FloatArray
-from kvd_cuda.gpu.launch import DeviceLease, DeviceQueries, runs_on_tensor_cores
+from kvd_cuda.gpu.device_lease import Columns, DeviceLease, DeviceQueries
+from kvd_cuda.gpu.launch_scores import runs_on_tensor_cores
 from kvd_cuda.gpu.scores import SEGMENT
 from kvd_cuda.queries import WindowQueries
 
@@ -139,6 +140,18 @@ def test_unaligned_pools_are_scored_by_the_scalar_kernels() -> None:
     assert case.device_lease.k.alignment < 16
     assert not runs_on_tensor_cores(case.device_lease, case.device_queries)
     check(case)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_columns_scored_apart_are_those_scored_together(dtype) -> None:
+    shape = Shape(layers=2, kv_heads=3, head_dim_k=64, group=2, length=70, dtype=dtype)
+    case = make_case(shape, 5)
+    whole, apart = case.scored(), Columns(1, 1, 1, 2)
+    queries = replace(case.device_queries, values=case.device.put(case.queries.values[1:].copy()))
+    scoring = whole_window(case.device_lease, queries)
+    parts = case.device.score(replace(scoring, columns=apart))
+    for mine, all_of_them in zip(parts, whole, strict=True):
+        np.testing.assert_array_equal(mine[0], all_of_them[1, 1:])
 
 
 def test_runs_are_bit_identical() -> None:

@@ -37,12 +37,16 @@ class MoveShape(NamedTuple):
     head_bytes   of one kv head of one slot
     block_size   tokens a block
     block_bytes  from one block of a layer to the next
+    kv_heads     of the pool: the stride from token to token
+    first_head   kv head of the grid's first one
     """
 
     kept: int
     head_bytes: int
     block_size: int
     block_bytes: int
+    kv_heads: int
+    first_head: int
 
 
 class SidecarShape(NamedTuple):
@@ -53,6 +57,8 @@ class SidecarShape(NamedTuple):
     explicit    slots whose position is in the sidecar; later ones have their number + age
     observed    slots whose score is; later ones have 0
     age         position - length
+    columns     layers x kv heads of the pool: sidecar rows a block
+    kv_heads    of the pool
     """
 
     kept: int
@@ -60,10 +66,12 @@ class SidecarShape(NamedTuple):
     explicit: int
     observed: int
     age: int
+    columns: int
+    kv_heads: int
 
 
-MOVE_SHAPE = fields_type(MoveShape, (INT,) * 4)
-SIDECAR_SHAPE = fields_type(SidecarShape, (INT,) * 5)
+MOVE_SHAPE = fields_type(MoveShape, (INT,) * 6)
+SIDECAR_SHAPE = fields_type(SidecarShape, (INT,) * 7)
 
 
 @inlined
@@ -89,7 +97,8 @@ def compact_kernel(word: int) -> Kernel:
         row = (types.int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y) * shape.kept
         words = shape.head_bytes // word
         last = shape.kept * words - 1
-        base = bases[cuda.blockIdx.z] + types.uint64(cuda.blockIdx.y) * types.uint64(shape.head_bytes)
+        kv_head = types.uint64(shape.first_head) + types.uint64(cuda.blockIdx.y)
+        base = bases[cuda.blockIdx.z] + kv_head * types.uint64(shape.head_bytes)
         for tile in range(cuda.blockIdx.x * 4 * THREADS, last + 1, cuda.gridDim.x * 4 * THREADS):
             first = tile + cuda.threadIdx.x
             second, third, fourth = first + THREADS, first + 2 * THREADS, first + 3 * THREADS
@@ -116,7 +125,7 @@ def byte_of(table: Value, slot: Value, inside: Value, shape: Value) -> Value:
     block = quotient(slot, shape.block_size)
     offset = types.uint32(slot) - block * types.uint32(shape.block_size)
     start = types.uint64(table[block]) * types.uint64(shape.block_bytes)
-    token_bytes = types.uint64(shape.head_bytes) * types.uint64(cuda.gridDim.y)
+    token_bytes = types.uint64(shape.head_bytes) * types.uint64(shape.kv_heads)
     return start + types.uint64(offset) * token_bytes + types.uint64(inside)
 
 
@@ -140,7 +149,7 @@ def goal_of(table: Value, shape: Value, index: Value, word: Value) -> Value:
 def sidecar_kernel() -> Kernel:
     """(positions, scores, tables, kept, shape): positions and accumulated scores move with their slots.
 
-    positions, scores  int32, float32 [blocks, layers, kv_heads, block_size]
+    positions, scores  int32, float32 [blocks, layers, kv_heads, block_size], from the grid's first column on
     tables             int32: the source blocks, all that hold slots in use, then the goal's
     One thread block a column. Traffic: 20 bytes a kept slot.
     """
@@ -152,7 +161,7 @@ def sidecar_kernel() -> Kernel:
         for tile in range(cuda.blockIdx.x * THREADS, shape.kept, cuda.gridDim.x * THREADS):
             index = tile + cuda.threadIdx.x
             slot = kept[row + min(index, shape.kept - 1)]
-            place = sidecar_index(source, slot, shape.block_size)
+            place = sidecar_index(source, slot, shape)
             position = slot + shape.age
             if slot < shape.explicit:
                 position = types.int64(positions[place])
@@ -161,7 +170,7 @@ def sidecar_kernel() -> Kernel:
                 score = scores[place]
             cuda.syncthreads()
             if index < shape.kept:
-                place = sidecar_index(goal, index, shape.block_size)
+                place = sidecar_index(goal, index, shape)
                 positions[place] = position
                 scores[place] = score
 
@@ -170,9 +179,9 @@ def sidecar_kernel() -> Kernel:
 
 
 @inlined
-def sidecar_index(table: Value, slot: Value, block_size: Value) -> Value:
+def sidecar_index(table: Value, slot: Value, shape: Value) -> Value:
     """Element of a sidecar plane for one slot of the layer and kv head that are this block's z and y."""
-    block = quotient(slot, block_size)
-    offset = types.int64(slot) - types.int64(block) * block_size
-    column = (types.int64(table[block]) * cuda.gridDim.z + cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
-    return column * block_size + offset
+    block = quotient(slot, shape.block_size)
+    offset = types.int64(slot) - types.int64(block) * shape.block_size
+    column = types.int64(cuda.blockIdx.z) * shape.kv_heads + cuda.blockIdx.y
+    return (types.int64(table[block]) * shape.columns + column) * shape.block_size + offset

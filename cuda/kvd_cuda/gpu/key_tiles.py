@@ -84,7 +84,7 @@ def tile_copier(tiles: KeyTiles) -> Callable[[Value, Value, Value], None]:
             chunk = types.uint32(index) % types.uint32(chunks)
             exists = tile + key < task.end
             slot = tile + key if exists else task.end - 1
-            address = key_address(task, slot, cuda.blockIdx.y, item_bytes) + types.uint64(chunk * CHUNK)
+            address = key_address(task, slot, item_bytes) + types.uint64(chunk * CHUNK)
             copy_async(shared + key * row_bytes + chunk * CHUNK, address, CHUNK if exists else 0)
         commit_copies()
 

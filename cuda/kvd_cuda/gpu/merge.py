@@ -37,27 +37,29 @@ def merge_kernel() -> Kernel:
 
 @cache
 def lse_kernel() -> Kernel:
-    """(row_lse, bases, window, query_count, group): bases of rows whose log-sum-exp the worker knows.
+    """(row_lse, bases, window, query_count, group, query_heads): bases of rows whose log-sum-exp is known.
 
-    row_lse  float32 [layers, query_count, query_heads], natural, from this launch's first query on
+    row_lse  float32 [layers, query_count, query_heads], natural, from this launch's first query and head on
     Grid (rows / THREADS, kv_heads, layers). Traffic: 12 bytes a row.
     """
 
-    def bases_of_lse(row_lse: Value, bases: Value, window: Value, query_count: Value, group: Value) -> None:
+    def bases_of_lse(
+        row_lse: Value, bases: Value, window: Value, query_count: Value, group: Value, query_heads: Value
+    ) -> None:
         row = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
         rows = window * group
         if row < rows:
             head = types.int64(quotient(row, window))
             token = types.int64(cuda.blockIdx.z) * query_count + row - head * window
             column = types.int64(cuda.blockIdx.y) * group + head
-            lse = row_lse[token * (group * cuda.gridDim.y) + column]
+            lse = row_lse[token * query_heads + column]
             exact = types.float64(lse) * LOG2_E
             base = types.float32(exact)
             index = 2 * (column_index() * rows + row)
             bases[index] = base
             bases[index + 1] = exp2(types.float32(types.float64(base) - exact))
 
-    return Kernel("bases_of_lse", bases_of_lse, (FLOATS, FLOATS, INT, INT, INT), THREADS)
+    return Kernel("bases_of_lse", bases_of_lse, (FLOATS, FLOATS, *(INT,) * 4), THREADS)
 
 
 @cache

@@ -19,21 +19,25 @@ class ObserveShape(NamedTuple):
     end         slots there are
     observed    slots that have a score; later ones have 0
     block_size  tokens a block
+    columns     layers x kv heads of the pool: sidecar rows a block
+    kv_heads    of the pool
     """
 
     end: int
     observed: int
     block_size: int
+    columns: int
+    kv_heads: int
 
 
-OBSERVE_SHAPE = fields_type(ObserveShape, (INT,) * 3)
+OBSERVE_SHAPE = fields_type(ObserveShape, (INT,) * 5)
 
 
 @cache
 def accumulate_kernel() -> Kernel:
     """(scores, table, sums, shape): scores of the slots += sums, of the votes kernel: float32 [.., end].
 
-    scores  float32 [blocks, layers, kv_heads, block_size]
+    scores  float32 [blocks, layers, kv_heads, block_size], from the grid's first column on
     Grid (end / THREADS, kv_heads, layers). Traffic: 12 bytes a slot.
     """
 
@@ -41,7 +45,7 @@ def accumulate_kernel() -> Kernel:
         slot = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
         if slot < shape.end:
             column = types.int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
-            place = sidecar_index(table, slot, shape.block_size)
+            place = sidecar_index(table, slot, shape)
             before = types.float32(0.0)
             if slot < shape.observed:
                 before = scores[place]
@@ -63,7 +67,7 @@ def gather_scores_kernel() -> Kernel:
             column = types.int64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
             score = types.float32(0.0)
             if slot < shape.observed:
-                score = scores[sidecar_index(table, slot, shape.block_size)]
+                score = scores[sidecar_index(table, slot, shape)]
             dense[column * shape.end + slot] = score
 
     return Kernel("gather_scores", gather_scores, (FLOATS, INT32S, FLOATS, OBSERVE_SHAPE), THREADS)

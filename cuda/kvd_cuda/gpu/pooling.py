@@ -39,20 +39,22 @@ def pool_kernel(kind: str) -> Kernel:
 
 @cache
 def token_ranks_kernel() -> Kernel:
-    """(pooled, ranks, rows, scored): float64 [scored], each slot's pooled votes summed over the rows.
+    """(pooled, ranks, rows, scored, begun): ranks float64 [scored] += pooled votes, row after row.
+
+    begun  0: ranks hold nothing yet
 
     Grid (scored / THREADS). Traffic: 4 bytes a row and slot.
     """
 
-    def token_ranks(pooled: Value, ranks: Value, rows: Value, scored: Value) -> None:
+    def token_ranks(pooled: Value, ranks: Value, rows: Value, scored: Value, begun: Value) -> None:
         slot = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
         if slot < scored:
-            total = types.float64(0.0)
+            total = ranks[types.int64(slot)] if begun else types.float64(0.0)
             for row in range(rows):
                 total += pooled[row * scored + slot]
             ranks[types.int64(slot)] = total
 
-    return Kernel("token_ranks", token_ranks, (FLOATS, DOUBLES, INT, INT), THREADS)
+    return Kernel("token_ranks", token_ranks, (FLOATS, DOUBLES, INT, INT, INT), THREADS)
 
 
 @cache
@@ -73,3 +75,25 @@ def block_ranks_kernel() -> Kernel:
             block_ranks[types.int64(block)] = types.float32(best / rows)
 
     return Kernel("block_ranks", block_ranks, (DOUBLES, FLOATS, INT, INT, INT, INT), THREADS)
+
+
+@cache
+def block_masses_kernel() -> Kernel:
+    """(sums, masses, heads, length, block_size): float64 [layers, blocks], attention to whole blocks.
+
+    sums  float32 [layers, heads, length]; heads are added up
+    Grid (blocks / THREADS, 1, layers). Traffic: 4 bytes a slot.
+    """
+
+    def block_masses(sums: Value, masses: Value, heads: Value, length: Value, block_size: Value) -> None:
+        block = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+        blocks = (length + block_size - 1) // block_size
+        if block < blocks:
+            total = types.float64(0.0)
+            for head in range(heads):
+                row = (types.int64(cuda.blockIdx.z) * heads + head) * length
+                for slot in range(block * block_size, min(length, (block + 1) * block_size)):
+                    total += sums[row + slot]
+            masses[types.int64(cuda.blockIdx.z) * blocks + block] = total
+
+    return Kernel("block_masses", block_masses, (FLOATS, DOUBLES, INT, INT, INT), THREADS)

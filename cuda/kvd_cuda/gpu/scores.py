@@ -35,6 +35,8 @@ class ScoreTask(NamedTuple):
     window       queries a head in this launch
     query_count  queries a head lying in the buffer: the stride from layer to layer
     group        query heads a kv head
+    kv_heads     of the pool: the stride from token to token
+    first_head   kv head of the grid's first one; `queries` begins with its query heads
     head_dim     elements of a key
     block_size   tokens a block
     block_bytes  from one block of a layer's K to the next
@@ -48,23 +50,26 @@ class ScoreTask(NamedTuple):
     window: int
     query_count: int
     group: int
+    kv_heads: int
+    first_head: int
     head_dim: int
     block_size: int
     block_bytes: int
     scale: float
 
 
-SCORE_TASK = fields_type(ScoreTask, (BYTES, ADDRESSES, INT32S, *(INT,) * 7, FLOAT))
+SCORE_TASK = fields_type(ScoreTask, (BYTES, ADDRESSES, INT32S, *(INT,) * 9, FLOAT))
 
 
 @inlined
-def key_address(task: Value, slot: Value, kv_head: Value, item_bytes: Value) -> Value:
-    """uint64 address of one key of the layer that is this block's z."""
+def key_address(task: Value, slot: Value, item_bytes: Value) -> Value:
+    """uint64 address of one key of the kv head and layer that are this block's y and z."""
     head_bytes = types.uint64(task.head_dim) * types.uint64(item_bytes)
     block = quotient(slot, task.block_size)
     inside = types.uint32(slot) - block * types.uint32(task.block_size)
     start = types.uint64(task.table[block]) * types.uint64(task.block_bytes)
-    head = types.uint64(inside) * types.uint64(cuda.gridDim.y) + types.uint64(kv_head)
+    kv_head = types.uint64(task.first_head) + types.uint64(cuda.blockIdx.y)
+    head = types.uint64(inside) * types.uint64(task.kv_heads) + kv_head
     return task.key_bases[cuda.blockIdx.z] + start + head * head_bytes
 
 
@@ -75,7 +80,7 @@ def query_address(task: Value, row: Value, item_bytes: Value) -> Value:
     token = types.uint64(cuda.blockIdx.z) * types.uint64(task.query_count) + types.uint64(
         types.uint32(row) - head * types.uint32(task.window)
     )
-    kv_head = token * types.uint64(cuda.gridDim.y) + types.uint64(cuda.blockIdx.y)
+    kv_head = token * types.uint64(task.kv_heads) + types.uint64(cuda.blockIdx.y)
     index = kv_head * types.uint64(task.group) + types.uint64(head)
     return task.queries + index * types.uint64(task.head_dim) * types.uint64(item_bytes)
 

@@ -174,7 +174,7 @@ def _key_loader(dtype: str) -> Callable[[Value, Value, Value], None]:
         """Each warp fetches every eighth key; those past the end repeat the last, unseen by any row."""
         for key in range(cuda.threadIdx.x // LANES, LANES, WARPS):
             slot = min(tile + key, task.end - 1)
-            address = key_address(task, slot, cuda.blockIdx.y, item_bytes)
+            address = key_address(task, slot, item_bytes)
             for i in range(cuda.laneid, task.head_dim, LANES):
                 keys[types.uint32(key * KEY_STRIDE + i)] = read(address + types.uint64(i * item_bytes))
 

@@ -156,10 +156,11 @@ def counts_before(warp_counts: Value, count: Value) -> Value:
 
 
 @cache
-def mass_kernel() -> Kernel:
-    """(values, kept, masses, length, kept_count): float64 [rows], sums of values at kept slots.
+def mass_kernel(of_all: bool = False) -> Kernel:
+    """(values, kept, masses, length, kept_count): float64 [rows], sums of values at kept slots, or `of_all`.
 
     values  float32 [rows, length]
+    kept    int32 [rows, kept_count], not looked at with `of_all`: then the first kept_count slots count
     Grid (rows). Traffic: 8 bytes a kept slot.
     """
 
@@ -168,7 +169,10 @@ def mass_kernel() -> Kernel:
         row = types.int64(cuda.blockIdx.x)
         total = types.float64(0.0)
         for i in range(cuda.threadIdx.x, kept_count, MASS_THREADS):
-            total += values[row * length + kept[row * kept_count + i]]
+            slot = types.int64(i)
+            if not of_all:
+                slot = types.int64(kept[row * kept_count + i])
+            total += values[row * length + slot]
         partial[types.uint32(cuda.threadIdx.x)] = total
         cuda.syncthreads()
         if cuda.threadIdx.x == 0:
@@ -176,4 +180,6 @@ def mass_kernel() -> Kernel:
                 total += partial[types.uint32(i)]
             masses[row] = total
 
-    return Kernel("mass", mass, (FLOATS, INT32S, DOUBLES, INT, INT), MASS_THREADS)
+    return Kernel(
+        "mass_of_all" if of_all else "mass", mass, (FLOATS, INT32S, DOUBLES, INT, INT), MASS_THREADS
+    )
