@@ -11,7 +11,10 @@ KvdError
 |-- NotFoundError
 |   |-- PoolNotFoundError
 |   |-- LeaseNotFoundError
-|   `-- PrefixNotFoundError      not every asked prefix block is sealed here
+|   |-- PrefixNotFoundError      not every asked prefix block is sealed here
+|   |-- PinNotFoundError         a match or pin that has ended
+|   |-- OfferNotFoundError       nothing that this session may adopt under that key
+|   `-- ReceiverNotFoundError    no session of the tenant to transfer a lease to
 |-- ConflictError
 |   |-- PoolMismatchError        a pool of that name has another geometry
 |   |-- PoolInUseError           a pool that still has leases
@@ -19,6 +22,7 @@ KvdError
 |   |-- LeaseBusyError           a compression is under way
 |   |-- BlockNotHeldError        null block, foreign block, or named twice
 |   |-- BlockInUseError          the block holds tokens
+|   |-- ShelfKeyTakenError       another lease is published under that key
 |   `-- RequestReusedError       one request_id for two different requests
 |-- LeaseGoneError
 |   |-- LeaseRevokedError        taken away by an operator
@@ -130,6 +134,24 @@ class PrefixNotFoundError(NotFoundError):
     reason = "PREFIX_NOT_FOUND"
 
 
+class PinNotFoundError(NotFoundError):
+    """A match or pin that has ended, or is not the caller's. Nothing was taken; match again."""
+
+    reason = "PIN_NOT_FOUND"
+
+
+class OfferNotFoundError(NotFoundError):
+    """Nothing is published under that key that this session may adopt, or not any more."""
+
+    reason = "OFFER_NOT_FOUND"
+
+
+class ReceiverNotFoundError(NotFoundError):
+    """No live session of that id in the caller's tenant. The lease stays where it is."""
+
+    reason = "RECEIVER_NOT_FOUND"
+
+
 class ConflictError(KvdError):
     """Something in the way of the request."""
 
@@ -170,6 +192,12 @@ class BlockInUseError(ConflictError):
     """The block holds tokens; compress or release the lease instead."""
 
     reason = "BLOCK_IN_USE"
+
+
+class ShelfKeyTakenError(ConflictError):
+    """Another lease of the tenant is published in that pool under that key."""
+
+    reason, status = "SHELF_KEY_TAKEN", "ALREADY_EXISTS"
 
 
 class RequestReusedError(ConflictError):

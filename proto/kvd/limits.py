@@ -11,6 +11,13 @@ MAX_CLIENT_NAME_CHARS = 256  # characters; it is shown in lists
 MAX_SESSIONS = 4096  # sessions of a device; each is an open stream and a pidfd
 MAX_LEASES_PER_SESSION = 65_536  # leases; far above any engine's batch, bounds a runaway worker
 
+MAX_PINS_PER_SESSION = 1024  # matches that were not taken by a lease yet; a call may lease as many
+MAX_PIN_TTL_S = 60  # seconds a match keeps its blocks; above a long prefill's wait for its turn
+MAX_SHELF_TTL_S = (
+    3600  # seconds a published lease waits to be adopted; whoever waits longer has been forgotten
+)
+MAX_SHELF_KEY_CHARS = 256  # characters; it is shown in lists
+
 NULL_BLOCKS = 1  # block 0 of every pool is never leased
 MAX_SCRATCH_RESERVE = 16  # blocks; query tensors of one compression fit, a pool of any size can spare them
 RESERVE_DIVISOR = 32  # a small pool keeps at most 1/32 of its blocks back

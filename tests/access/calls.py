@@ -25,6 +25,9 @@ WORKING = frozenset(
         "/kvd.v1.LeaseService/Seal",
         "/kvd.v1.LeaseService/ReleaseBlocks",
         "/kvd.v1.LeaseService/Release",
+        "/kvd.v1.ShareService/Match",
+        "/kvd.v1.ShareService/Pin",
+        "/kvd.v1.ShareService/Unpin",
     )
 )
 LOOKING = frozenset(
@@ -34,6 +37,7 @@ LOOKING = frozenset(
         "/kvd.v1.AdminService/GetLease",
         "/kvd.v1.AdminService/ListSessions",
         "/kvd.v1.AdminService/ListTenants",
+        "/kvd.v1.AdminService/ListPins",
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     )
 )
@@ -42,6 +46,7 @@ STEERING = frozenset(
         "/kvd.v1.AdminService/RevokeLease",
         "/kvd.v1.AdminService/AdminCreatePool",
         "/kvd.v1.AdminService/DropPool",
+        "/kvd.v1.AdminService/DropPin",
         "/kvd.v1.AdminService/Drain",
         "/kvd.v1.AdminService/Restart",
     )

@@ -62,6 +62,8 @@ class LeaseRules(Driver):
             assert table[: len(shared)] == shared
             self.admit(session, pool, lease.lease_id, wish, text)
             own += table[len(shared) :]
+        for wish in asked:
+            self.world.pins.pop(wish.pin_id, None)
         self.world.take(self.world.leases[answer.leases[0].lease_id], own)
         for wish, lease in zip(asked, answer.leases, strict=True):
             mine = self.world.leases[lease.lease_id]
@@ -89,11 +91,16 @@ class LeaseRules(Driver):
         )
 
     def prefix(self, session: str, pool: str, wish: LeaseWish, text: int) -> list[int]:
+        if wish.pin_id:
+            return list(self.world.pins[wish.pin_id].blocks)
         tenant, names = self.world.sessions[session].tenant, self.world.pools[pool].names
         found = [names.get((tenant, text, depth)) for depth in range(len(wish.prefix_hashes))]
         return [block for block in found if block is not None]
 
     def own_blocks(self, pool: str, wish: LeaseWish) -> int:
+        if wish.pin_id:
+            pinned = len(self.world.pins[wish.pin_id].blocks)
+            return max(0, -(-wish.tokens // self.world.pools[pool].block_size) - pinned)
         block_size = self.world.pools[pool].block_size
         if isinstance(wish.policy, Streaming):
             return wish.policy.capacity_blocks(block_size)
@@ -104,15 +111,32 @@ class LeaseRules(Driver):
             return e.PoolNotFoundError
         shared: set[int] = set()
         for wish, text in wishes:
+            error = self.taking_refusal(session, pool, wish, text) if wish.pin_id else None
+            if error is not None:
+                return error
             blocks = self.prefix(session, pool, wish, text)
             if len(blocks) < len(wish.prefix_hashes):
                 return e.PrefixNotFoundError
             shared |= set(blocks)
+        taken = [wish.pin_id for wish, _ in wishes if wish.pin_id]
+        if len(set(taken)) < len(taken):
+            return e.InvalidArgumentError
         woken = sum(not self.world.holders(pool)[block] for block in shared)
         ordinary = sum(self.own_blocks(pool, wish) for wish, _ in wishes if not wish.scratch)
         scratch = sum(self.own_blocks(pool, wish) for wish, _ in wishes if wish.scratch)
         tenant = self.world.sessions[session].tenant
         return Shortage(self.world, tenant, pool, ordinary, scratch, woken).error
+
+    def taking_refusal(self, session: str, pool: str, wish: LeaseWish, text: int) -> Refusal:
+        """Why a session may not take over a pin."""
+        pin = self.world.pins.get(wish.pin_id)
+        if pin is None or pin.tenant != self.world.sessions[session].tenant:
+            return e.PinNotFoundError
+        if pin.session != session:
+            return e.PinNotFoundError if pin.session else e.InvalidArgumentError
+        names = [self.world.pools[pin.pool].names.get((pin.tenant, text, depth)) for depth in range(99)]
+        wrong = wish.prefix_hashes and names[: len(wish.prefix_hashes)] != pin.blocks
+        return e.InvalidArgumentError if wrong or pin.pool != pool else None
 
     def begin_scrub(self, lease_ids: list[int], scrub: list, saved: dict[int, WorldLease]) -> None:
         """Blocks with another tenant's bytes, and no others, are to be scrubbed."""

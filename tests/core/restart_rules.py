@@ -31,6 +31,9 @@ class RestartRules(LeaseRules, JobRules):
         for session in self.world.sessions.values():
             if session.state != "expired":
                 session.state, session.expires = "detached", self.world.now + max(TTL, grace)
+        for pin in self.world.pins.values():
+            if pin.session:
+                pin.expires = max(pin.expires, self.world.now + grace)
         assert {each.session_id for each in recovered.sessions} == set(self.world.sessions)
         assert [pool.name for pool in recovered.lost_pools] == pools
         fates = {lease_id: lease.fate for lease_id, lease in self.world.leases.items()}

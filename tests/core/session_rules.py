@@ -46,7 +46,7 @@ class SessionRules(Driver):
         if self.world.in_use(name):
             error = e.PoolInUseError
         if self.ask(error, lambda: self.device.drop_pool(name)):
-            del self.world.pools[name]
+            self.world.drop_pool(name)
 
     @precondition(lambda self: len(self.world.sessions) < 4)
     @rule(chance=anything)
@@ -68,6 +68,9 @@ class SessionRules(Driver):
         for session in self.world.sessions.values():
             if session.state != "expired":
                 session.expires += stood
+        for pin in self.world.pins.values():
+            if pin.session:
+                pin.expires += stood
 
     @precondition(any_session)
     @rule(chance=anything)
@@ -105,3 +108,6 @@ class SessionRules(Driver):
         if chance.random() < 0.7:
             expired = self.device.expire(self.world.now)
             assert {lease.lease_id for lease in expired} == self.world.expire()
+        if chance.random() < 0.7:
+            ended = self.device.expire_pins(self.world.now)
+            assert {pin.pin_id for pin in ended} == self.world.expire_pins()

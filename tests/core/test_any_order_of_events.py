@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
 
 from .driver import Chance
+from .pin_rules import PinRules
 from .quota_rules import QuotaRules
 from .restart_rules import RestartRules, twin
 from .return_rules import ReturnRules
@@ -20,7 +21,7 @@ WALKS = 12  # long sequences
 WALK_STEPS = 400  # events in each
 
 
-class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, QuotaRules):
+class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, PinRules, QuotaRules):
     """All rules together; after each of them everything is compared."""
 
     looks = 0
@@ -51,6 +52,11 @@ class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, QuotaRules):
             assert self.device.sessions[name].state == session.state
         for lease in self.world.leases.values():
             self.check_lease(lease)
+        for pin_id, pin in self.world.pins.items():
+            found = self.device.pins[pin_id]
+            assert (found.pool, found.blocks.tolist()) == (pin.pool, pin.blocks)
+            assert (found.session_id, found.expires_ns) == (pin.session, pin.expires)
+        assert set(self.device.pins) == set(self.world.pins)
 
     def check_lease(self, lease: WorldLease) -> None:
         found = self.device.leases[lease.lease_id]

@@ -89,6 +89,17 @@ class WorldLease:
         return "compressing" if self.busy else self.fate
 
 
+@dataclass
+class WorldPin:
+    """A soft one has a session and ends at `expires`."""
+
+    tenant: str
+    pool: str
+    blocks: list[int]
+    session: str = ""
+    expires: int | None = None
+
+
 class World:
     """What should be true of the device; the block ids are the device's own choice."""
 
@@ -98,6 +109,7 @@ class World:
         self.sessions: dict[str, WorldSession] = {}
         self.leases: dict[int, WorldLease] = {}
         self.lost: dict[int, WorldPool] = {}
+        self.pins: dict[int, WorldPin] = {}
         self.quotas: dict[str, Quota] = {}
         self.default_quota = Quota()
 
@@ -114,12 +126,15 @@ class World:
         return [lease for lease in self.leases.values() if lease.session == session]
 
     def holders(self, pool: str) -> dict[int, set[int]]:
-        """Sealed block -> leases whose table has it."""
+        """Sealed block -> leases whose table has it, by id, and pins, by their negative id."""
         found: dict[int, set[int]] = {block: set() for block in self.pools[pool].names.values()}
         for lease in self.leases.values():
             if lease.pool == pool:
                 for block in lease.table[: lease.sealed]:
                     found[block].add(lease.lease_id)
+        for pin_id, pin in self.pins.items():
+            for block in pin.blocks if pin.pool == pool else []:
+                found[block].add(-pin_id)
         return found
 
     def states(self, pool: str) -> dict[int, str]:
@@ -138,8 +153,9 @@ class World:
         return sum(state in (FREE, CACHED) for state in self.states(pool).values())
 
     def held(self, pool: str, tenant: str) -> set[int]:
-        """Blocks that leases of the tenant have, alone or together."""
-        return {
+        """Blocks that leases and pins of the tenant have, alone or together."""
+        pins = [pin for pin in self.pins.values() if pin.pool == pool and pin.tenant == tenant]
+        return {block for pin in pins for block in pin.blocks} | {
             block
             for lease in self.leases.values()
             if lease.pool == pool and lease.tenant == tenant
@@ -227,8 +243,22 @@ class World:
             else:
                 self.forget(lease)
         del self.sessions[session]
+        self.drop_pins(session)
         busy = {lease.lease_id for lease in leases if lease.busy}
         return {lease.lease_id for lease in leases} - busy, busy
+
+    def drop_pins(self, session: str) -> None:
+        self.pins = {pin_id: pin for pin_id, pin in self.pins.items() if pin.session != session}
+
+    def drop_pool(self, name: str) -> WorldPool:
+        self.pins = {pin_id: pin for pin_id, pin in self.pins.items() if pin.pool != name}
+        return self.pools.pop(name)
+
+    def expire_pins(self) -> set[int]:
+        """Answers the ids of those that end now."""
+        due = {pin_id for pin_id, pin in self.pins.items() if pin.session and pin.expires <= self.now}
+        self.pins = {pin_id: pin for pin_id, pin in self.pins.items() if pin_id not in due}
+        return due
 
     def expire(self) -> set[int]:
         """Answers the ids of the leases of sessions that expired now."""
@@ -237,6 +267,7 @@ class World:
             if session.state == "expired" or self.now < session.expires:
                 continue
             session.state = "expired"
+            self.drop_pins(name)
             for lease in self.leases_of(name):
                 ids.add(lease.lease_id)
                 if lease.busy:
@@ -247,7 +278,7 @@ class World:
 
     def lose_pool(self, name: str) -> None:
         """Its memory is gone: its leases hold nothing, and say so until they are released."""
-        pool = self.pools.pop(name)
+        pool = self.drop_pool(name)
         for lease in self.leases.values():
             if lease.pool == name and lease.lease_id not in self.lost:
                 self.lost[lease.lease_id] = pool

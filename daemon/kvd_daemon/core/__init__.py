@@ -6,6 +6,7 @@ from .free_runs import ids_of, runs_of
 from .invariants import InvariantError
 from .lease import Lease, LeaseState
 from .limits import Limits
+from .pins import Pin
 from .pool import Pool
 from .quotas import UNLIMITED, Need, Quota
 from .recovering import Losses, Recovered
@@ -16,6 +17,7 @@ from .results import (
     Extended,
     Granted,
     LeaseWish,
+    Matched,
     ObservePlan,
     Progress,
     QueryShape,
@@ -43,8 +45,10 @@ __all__ = [
     "LeaseWish",
     "Limits",
     "Losses",
+    "Matched",
     "Need",
     "ObservePlan",
+    "Pin",
     "Pool",
     "Progress",
     "QueryShape",

@@ -126,13 +126,13 @@ def _keep_blocks(registry: Registry, lease: Lease, kept: IntArray) -> None:
 
 def _let_go(registry: Registry, lease: Lease, leaving: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> None:
     """Own blocks become free, shared ones lose a holder. The caller sets the new table."""
-    pool = registry.pool_of(lease)
+    pool, tenant = registry.pool_of(lease), registry.tenants[lease.tenant]
     sealed = lease.sealed[leaving[: lease.sealed_blocks]]
     own = lease.writable[leaving[lease.sealed_blocks :]]
     if sealed.size:
-        pool.unshare(sealed)
+        pool.unshare(sealed, tenant)
     if own.size:
-        pool.give_back(runs_of(own), BlockState.LEASED, registry.tenants[lease.tenant])
+        pool.give_back(runs_of(own), BlockState.LEASED, tenant)
     lease.sealed_blocks = 0
 
 

@@ -28,6 +28,7 @@ from . import (
     invariants,
     jobs,
     observing,
+    pinning,
     quotas,
     recovering,
     rehearsing,
@@ -38,6 +39,7 @@ from . import (
 from .fences import Fences
 from .lease import Lease
 from .limits import Limits
+from .pins import Pin
 from .pool import Pool
 from .quotas import Need, Quota, Quotas
 from .recovering import Losses, Recovered
@@ -49,6 +51,7 @@ from .results import (
     Extended,
     Granted,
     LeaseWish,
+    Matched,
     ObservePlan,
     Progress,
     QueryShape,
@@ -74,6 +77,7 @@ class Device:
         self.fences: Fences = self._registry.fences
         self.quotas: Quotas = self._registry.quotas
         self.tenants: dict[str, int] = self._registry.tenants
+        self.pins: dict[int, Pin] = self._registry.pins
 
     @property
     def memory_used_bytes(self) -> int:
@@ -113,10 +117,12 @@ class Device:
             )
 
     def drop_pool(self, name: str) -> Pool:
-        """Forget a pool without leases. Raises PoolNotFoundError, PoolInUseError."""
+        """Forget a pool without leases; its pins end. Raises PoolNotFoundError, PoolInUseError."""
         pool = self._registry.pool(name)
         if pool.leases:
             raise PoolInUseError(f"pool {name} has {len(pool.leases)} leases; release them first")
+        for pin in [pin for pin in self.pins.values() if pin.pool == name]:
+            pinning.drop(self._registry, pin)
         return self.pools.pop(name)
 
     def set_quotas(self, own: Mapping[str, Quota], default: Quota) -> None:
@@ -146,7 +152,11 @@ class Device:
         return session
 
     def excuse(self, stood_ns: int) -> None:
-        """Nobody could be heard for so long: sessions that have not expired by now live so much longer."""
+        """Nobody could be heard for so long: sessions that have not expired by now live so much longer.
+
+        So do soft pins.
+        """
+        pinning.postpone(self._registry, stood_ns)
         for session in self.sessions.values():
             if session.state is not SessionState.EXPIRED:
                 session.renewed_ns += stood_ns
@@ -224,6 +234,42 @@ class Device:
         """Make leading full blocks immutable and findable by their hashes, from the first block on."""
         session = self._registry.live_session(session_id)
         return sealing.seal(self._registry, session, progress, hashes)
+
+    def leading(self, session_id: str, pool: str, hashes: Sequence[bytes]) -> int:
+        """How many leading ones of `hashes` `match` would find; changes nothing. Raises what it does."""
+        session = self._registry.live_session(session_id)
+        return len(pinning.leading(self._registry, session, self._registry.pool(pool), hashes))
+
+    def match(self, session_id: str, pool: str, hashes: Sequence[bytes], ttl_ns: int, now_ns: int) -> Matched:
+        """Pin the longest leading run of `hashes` that is here, softly: until its TTL or its session's end.
+
+        Nothing here: no pin. Raises SessionNotFoundError, SessionExpiredError, PoolNotFoundError,
+        PoolExhaustedError, QuotaExceededError, LimitExceededError, InvalidArgumentError.
+        """
+        session = self._registry.live_session(session_id, now_ns)
+        until_ns = pinning.end_of(ttl_ns, now_ns)
+        return pinning.match(self._registry, session, self._registry.pool(pool), hashes, until_ns)
+
+    def pin(self, session_id: str, pool: str, hashes: Sequence[bytes]) -> Pin:
+        """Pin all of `hashes` for the tenant until `unpin`, within its quota's `pin_blocks`.
+
+        Raises what `match` does, and PrefixNotFoundError.
+        """
+        session = self._registry.live_session(session_id)
+        return pinning.pin(self._registry, session, self._registry.pool(pool), hashes)
+
+    def unpin(self, session_id: str, pin_id: int) -> Pin:
+        """End a pin of the session's or of its tenant's. Raises PinNotFoundError."""
+        session = self._registry.live_session(session_id)
+        return pinning.drop(self._registry, pinning.owned(self._registry, session, pin_id))
+
+    def drop_pin(self, pin_id: int) -> Pin:
+        """An operator ends any pin. Raises PinNotFoundError."""
+        return pinning.drop(self._registry, pinning.known(self._registry, pin_id))
+
+    def expire_pins(self, now_ns: int) -> list[Pin]:
+        """Soft pins past their TTL end."""
+        return pinning.expire_pins(self._registry, now_ns)
 
     def begin_compress(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kvd.errors import LeaseBusyError, LeaseNotFoundError
 
+from . import pinning
 from .blocks import BlockState
 from .lease import BlockTable, Ending, Lease, LeaseState
 from .registry import Registry, distinct, refusal, refuse_unless_active
@@ -33,7 +34,8 @@ def release(registry: Registry, session: Session, lease_ids: Sequence[int]) -> R
 
 
 def end_session(registry: Registry, session: Session) -> Reclaimed:
-    """Forget the session; its leases end now, busy ones as soon as their job has ended."""
+    """Forget the session; its leases end now, busy ones as soon as their job has ended. Its pins end too."""
+    _drop_pins(registry, session)
     del registry.sessions[session.session_id]
     leases = list(session.leases.values())
     busy = [lease for lease in leases if lease.job is not None]
@@ -51,12 +53,18 @@ def expire(registry: Registry, now_ns: int) -> list[Lease]:
         if session.state is SessionState.EXPIRED or not session.is_over(now_ns):
             continue
         session.state = SessionState.EXPIRED
+        _drop_pins(registry, session)
         for lease in session.leases.values():
             lease.ending = lease.ending or Ending.EXPIRE
             registry.fences.show(lease)
             settle(registry, lease)
             expired.append(lease)
     return expired
+
+
+def _drop_pins(registry: Registry, session: Session) -> None:
+    for pin in list(session.pins.values()):
+        pinning.drop(registry, pin)
 
 
 def revoke(registry: Registry, lease_id: int) -> Revoked:
@@ -122,6 +130,7 @@ def _fence(registry: Registry, lease: Lease, fate: LeaseState) -> None:
 def _drop(registry: Registry, lease: Lease, sealed_count: int) -> None:
     """The first `sealed_count` shared blocks leave the table."""
     if sealed_count:
-        registry.pool_of(lease).unshare(lease.table[:sealed_count])
+        tenant = registry.tenants[lease.tenant]
+        registry.pool_of(lease).unshare(lease.table[:sealed_count], tenant)
         lease.blocks = BlockTable(lease.table[sealed_count:])
         lease.sealed_blocks -= sealed_count

@@ -9,9 +9,10 @@ from kvd.errors import InvalidArgumentError, LimitExceededError
 from kvd.limits import HASH_BYTES
 from kvd.policy import Dense, Streaming
 
-from . import quotas
+from . import pinning, quotas
 from .free_runs import NO_BLOCKS, IntArray, runs_of
 from .lease import BlockTable, Lease, Mark
+from .pins import Pin
 from .pool import Pool
 from .quotas import Need
 from .registry import Registry, check_hashes, check_tokens, commit, distinct
@@ -22,11 +23,12 @@ from .streaming import Recycling, recycle
 
 
 class _Entry(NamedTuple):
-    """A wish that was checked: its shared blocks and the number of its own ones."""
+    """A wish that was checked: its shared blocks, the number of its own ones, the pin it takes over."""
 
     wish: LeaseWish
     shared: IntArray
     own_count: int
+    pin: Pin | None = None
 
 
 def grant(
@@ -35,10 +37,12 @@ def grant(
     """New leases, or an error and none."""
     entries, need = _entries(registry, session, pool, wishes)
     quotas.require(registry, session.tenant, [(pool, need)])
-    for entry in entries:  # all of them before any block is granted, or granting might evict one
-        if entry.shared.size:
-            pool.share(entry.shared)
     tenant = registry.tenants[session.identity.tenant]
+    for entry in entries:  # all of them before any block is granted, or granting might evict one
+        if entry.pin is not None:
+            pinning.forget(registry, entry.pin)
+        elif entry.shared.size:
+            pool.share(entry.shared, tenant)
     leases: list[Lease] = []
     foreign: dict[int, IntArray] = {}
     for entry in entries:
@@ -57,10 +61,10 @@ def _entries(
     registry: Registry, session: Session, pool: Pool, wishes: Sequence[LeaseWish]
 ) -> tuple[list[_Entry], Need]:
     _check_lease_limits(registry, session, wishes)
-    tenant = registry.tenants[session.identity.tenant]
-    entries = [_entry(registry, pool, tenant, wish) for wish in wishes]
+    entries = [_entry(registry, session, pool, wish) for wish in wishes]
     ordinary = scratch = 0
     shared: set[int] = set()
+    _distinct_pins([entry.pin for entry in entries if entry.pin is not None])
     for entry in entries:
         if entry.wish.scratch:
             scratch += entry.own_count
@@ -83,22 +87,36 @@ def _check_lease_limits(registry: Registry, session: Session, wishes: Sequence[L
         )
 
 
-def _entry(registry: Registry, pool: Pool, tenant: int, wish: LeaseWish) -> _Entry:
-    hashes, spec = wish.prefix_hashes, pool.spec
+def _entry(registry: Registry, session: Session, pool: Pool, wish: LeaseWish) -> _Entry:
+    spec, pin, shared = pool.spec, None, NO_BLOCKS
     check_tokens(0, wish.tokens)
-    if wish.scratch and (hashes or not isinstance(wish.policy, Dense)):
+    if wish.scratch and not isinstance(wish.policy, Dense):
         raise InvalidArgumentError("a scratch lease has neither a policy nor a prefix; leave both away")
-    shared = _shared(registry, pool, tenant, hashes) if hashes else NO_BLOCKS
+    if wish.prefix_hashes or wish.pin_id:
+        _check_may_share(wish)
+        pin = pinning.taken(registry, session, pool, wish) if wish.pin_id else None
+        shared = pin.blocks if pin is not None else _shared(registry, session, pool, wish.prefix_hashes)
     if isinstance(wish.policy, Streaming):
-        if hashes:
-            raise InvalidArgumentError("a streaming lease recycles its blocks, so it can share no prefix")
         return _Entry(wish, shared, wish.policy.capacity_blocks(spec.block_size))
-    return _Entry(wish, shared, max(0, spec.blocks_for(wish.tokens) - shared.size))
+    return _Entry(wish, shared, max(0, spec.blocks_for(wish.tokens) - shared.size), pin)
 
 
-def _shared(registry: Registry, pool: Pool, tenant: int, hashes: Sequence[bytes]) -> IntArray:
+def _check_may_share(wish: LeaseWish) -> None:
+    if wish.scratch:
+        raise InvalidArgumentError("a scratch lease has neither a policy nor a prefix; leave both away")
+    if isinstance(wish.policy, Streaming):
+        raise InvalidArgumentError("a streaming lease recycles its blocks, so it can share no prefix")
+
+
+def _distinct_pins(pins: list[Pin]) -> None:
+    if len({pin.pin_id for pin in pins}) < len(pins):
+        raise InvalidArgumentError("a pin is named twice in one call; it becomes one lease's prefix")
+
+
+def _shared(registry: Registry, session: Session, pool: Pool, hashes: Sequence[bytes]) -> IntArray:
     registry.at_most(hashes, registry.limits.hashes_per_call, "prefix hashes")
     check_hashes(hashes, HASH_BYTES)
+    tenant = registry.tenants[session.identity.tenant]
     return np.array(pool.prefixes.find_all(tenant, hashes), np.int32)
 
 

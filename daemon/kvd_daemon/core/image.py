@@ -18,6 +18,7 @@ from .blocks import Blocks
 from .device import Device
 from .free_runs import FreeRuns, IntArray
 from .lease import BlockTable, Lease
+from .pins import Pin
 from .pool import Pool, PoolTotals
 from .prefix import Node, PrefixIndex
 from .quotas import Quotas
@@ -27,11 +28,13 @@ from .session import Session
 Plain = dict[str, Any]
 
 LEASE_FIELDS = tuple(field.name for field in fields(Lease))
-SESSION_FIELDS = tuple(field.name for field in fields(Session) if field.name != "leases")
+SESSION_FIELDS = tuple(field.name for field in fields(Session) if field.name not in ("leases", "pins"))
+PIN_FIELDS = tuple(field.name for field in fields(Pin))
 BLOCK_FIELDS = ("state", "generation", "tenant", "holders")
 NO_IDS = np.zeros(0, np.int32)
 _lease_values = attrgetter(*LEASE_FIELDS)
 _session_values = attrgetter(*SESSION_FIELDS)
+_pin_values = attrgetter(*PIN_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Image:
     sessions: list[tuple[Any, ...]]
     leases: list[tuple[Any, ...]]
     table_sizes: list[int]
+    pins: list[tuple[Any, ...]]
 
     def plain(self) -> Plain:
         """Of values that a journal can write."""
@@ -69,6 +73,7 @@ class Image:
             "leases": _columns(LEASE_FIELDS, [*map(_without_table, self.leases)]),
             "table_sizes": self.table_sizes,
             "tables": self._tables(),
+            "pins": _columns(PIN_FIELDS, self.pins),
         }
 
     def _tables(self) -> IntArray:
@@ -87,6 +92,7 @@ def capture(device: Device) -> Image:
             "memory_bytes": device.memory_bytes,
             "limits": registry.limits,
             "last_lease_id": registry.last_lease_id,
+            "last_pin_id": registry.last_pin_id,
             "tenants": dict(registry.tenants),
             "quotas": {"default": quotas.default, "own": dict(quotas.own), "held": dict(quotas.held)},
         },
@@ -94,6 +100,7 @@ def capture(device: Device) -> Image:
         sessions=[_session_values(session) for session in registry.sessions.values()],
         leases=[_lease_values(lease) for lease in registry.leases.values()],
         table_sizes=[len(lease.blocks) for lease in registry.leases.values()],
+        pins=[_pin_values(pin) for pin in registry.pins.values()],
     )
 
 
@@ -175,6 +182,7 @@ def restore(plain: Mapping[str, Any], device: Device) -> None:
         session = Session(**row)
         registry.sessions[session.session_id] = session
     _restore_leases(registry, plain)
+    _restore_pins(registry, plain)
 
 
 def _restore_quotas(quotas: Quotas, plain: Plain) -> None:
@@ -209,6 +217,16 @@ def _restore_leases(registry: Registry, plain: Mapping[str, Any]) -> None:
         if lease.session_id in registry.sessions:
             registry.sessions[lease.session_id].leases[lease.lease_id] = lease
     registry.fences.restore(registry.leases.values())
+
+
+def _restore_pins(registry: Registry, plain: Mapping[str, Any]) -> None:
+    """An image of version 1 has none."""
+    registry.last_pin_id = plain.get("last_pin_id", 0)
+    for row in _rows(plain.get("pins", {})):
+        pin = Pin(**row)
+        registry.pins[pin.pin_id] = pin
+        if pin.session_id in registry.sessions:
+            registry.sessions[pin.session_id].pins[pin.pin_id] = pin
 
 
 def _rows(columns: Plain) -> Iterable[Plain]:

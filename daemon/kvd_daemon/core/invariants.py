@@ -9,6 +9,7 @@ from kvd.policy import Streaming
 
 from .blocks import NULL_BLOCK, BlockState
 from .lease import Compacting, Ending, Lease, LeaseState, Lending
+from .pins import Pin
 from .pool import Pool
 from .registry import Registry
 from .session import SessionState
@@ -24,12 +25,14 @@ def check(registry: Registry, memory_bytes: int) -> None:
     _hold(used <= memory_bytes, f"pools take {used} of {memory_bytes} bytes")
     for lease in registry.leases.values():
         _check_lease(registry, lease)
+    for pin in registry.pins.values():
+        _check_pin(registry, pin)
     for session in registry.sessions.values():
         for lease_id in session.leases:
             _hold(lease_id in registry.leases, f"session {session.session_id} owns unknown lease {lease_id}")
     for pool in registry.pools.values():
         leases = [registry.leases[lease_id] for lease_id in pool.leases]
-        _check_states(pool, leases)
+        _check_states(pool, leases, [pin for pin in registry.pins.values() if pin.pool == pool.name])
         _check_free(pool)
         _check_prefixes(pool)
         _check_holdings(registry, pool, leases)
@@ -97,7 +100,21 @@ def _check_lease(registry: Registry, lease: Lease) -> None:
         _hold(len(lease.blocks) == wanted, f"{name} streams in {len(lease.blocks)} blocks, not {wanted}")
 
 
-def _check_states(pool: Pool, leases: list[Lease]) -> None:
+def _check_pin(registry: Registry, pin: Pin) -> None:
+    name = f"pin {pin.pin_id}"
+    _hold(pin.pool in registry.pools, f"{name} is of a pool that is no more")
+    _hold(pin.blocks.size > 0, f"{name} holds nothing")
+    _hold(pin.is_hard == (pin.session_id == ""), f"{name} is neither hard nor a session's")
+    if not pin.is_hard:
+        session = registry.sessions.get(pin.session_id)
+        listed = session is not None and session.pins.get(pin.pin_id) is pin
+        _hold(listed, f"{name} is not listed by its session")
+    listed_pins = sum(len(session.pins) for session in registry.sessions.values())
+    soft = sum(not pin.is_hard for pin in registry.pins.values())
+    _hold(listed_pins == soft, "a session has a pin that is no more")
+
+
+def _check_states(pool: Pool, leases: list[Lease], pins: list[Pin]) -> None:
     """Every block's state follows from who has it."""
     expected = np.full(pool.blocks_total, BlockState.FREE, np.uint8)
     expected[NULL_BLOCK] = BlockState.NULL
@@ -109,6 +126,8 @@ def _check_states(pool: Pool, leases: list[Lease]) -> None:
         fenced = lease.fate in (LeaseState.REVOKED, LeaseState.EXPIRED)
         expected[own] = BlockState.QUARANTINED if fenced else BlockState.LEASED
         holders[lease.sealed] += 1
+    for pin in pins:
+        holders[pin.blocks] += 1
     named = [block_id for block_id, _ in pool.prefixes.nodes()]
     expected[named] = np.where(holders[named] > 0, BlockState.SEALED, BlockState.CACHED)
     twice = [block_id for block_id, count in writers.items() if count > 1]
@@ -149,8 +168,8 @@ def _check_prefixes(pool: Pool) -> None:
     _hold(set(order) == cached, f"pool {pool.name}: the eviction order is not of the cached blocks")
     names = {(node.tenant, node.prefix_hash): block_id for block_id, node in pool.prefixes.nodes()}
     for block_id, node in pool.prefixes.nodes():
-        found = pool.prefixes.find_all(node.tenant, [node.prefix_hash])
-        _hold(found == [block_id], f"pool {pool.name}: block {block_id} is not found by its name")
+        found = pool.prefixes.find(node.tenant, node.prefix_hash)
+        _hold(found == block_id, f"pool {pool.name}: block {block_id} is not found by its name")
         parent = names.get((node.tenant, node.parent_hash))
         if block_id in order and parent in order:
             _hold(order[block_id] < order[parent], f"pool {pool.name}: a parent is evicted before its child")

@@ -10,12 +10,17 @@ from kvd.limits import (
     MAX_HASHES_PER_CALL,
     MAX_ITEMS_PER_CALL,
     MAX_LEASES_PER_SESSION,
+    MAX_PIN_TTL_S,
+    MAX_PINS_PER_SESSION,
     MAX_SESSIONS,
+    MAX_SHELF_TTL_S,
 )
 
 MAX_POOLS = 64  # pools; each is two file descriptors in every worker that maps it
 MAX_TENANTS = 30_000  # tenants; an int16 per block remembers the last one
 MAX_LEASES = (1 << 20) - 1  # leases of a device; a fence each, 8 MiB that every worker maps
+MAX_PIN_TTL_NS = MAX_PIN_TTL_S * 10**9  # ns; see kvd.limits
+MAX_SHELF_TTL_NS = MAX_SHELF_TTL_S * 10**9  # ns; see kvd.limits
 MAX_POSITION = 1 << 62  # tokens; an endless stream never gets there
 
 
@@ -30,3 +35,4 @@ class Limits:
     leases_per_session: int = MAX_LEASES_PER_SESSION
     items_per_call: int = MAX_ITEMS_PER_CALL
     hashes_per_call: int = MAX_HASHES_PER_CALL
+    pins_per_session: int = MAX_PINS_PER_SESSION

@@ -86,24 +86,21 @@ class Pool:
         """LEASED -> QUARANTINED."""
         self.blocks.move(runs, LEASED, BlockState.QUARANTINED)
 
-    def share(self, ids: IntArray) -> None:
-        """One more holder of sealed blocks; cached ones wake up."""
+    def share(self, ids: IntArray, tenant: int) -> None:
+        """One more holder of sealed blocks of `tenant`'s; cached ones wake up."""
         woken = self.blocks.hold(ids)
-        self.blocks.move(runs_of(woken), CACHED, SEALED)
-        self._count_sealed(woken, 1)
-        self.prefixes.uncache(woken.tolist())
+        if woken.size:
+            self.blocks.move(runs_of(woken), CACHED, SEALED)
+            self.holdings.count(tenant, woken.size)
+            self.prefixes.uncache(woken.tolist())
 
-    def unshare(self, ids: IntArray) -> None:
-        """One holder less of sealed blocks, given in sequence order; those without one are cached."""
+    def unshare(self, ids: IntArray, tenant: int) -> None:
+        """One holder less of sealed blocks of `tenant`'s, in sequence order; those without one are cached."""
         left = self.blocks.unhold(ids)
-        self.blocks.move(runs_of(left), SEALED, CACHED)
-        self._count_sealed(left, -1)
-        self.prefixes.cache(left.tolist())
-
-    def _count_sealed(self, ids: IntArray, sign: int) -> None:
-        """Sealed blocks that found their first holder (+1) or lost their last one (-1); all of one tenant."""
-        if ids.size:
-            self.holdings.count(self.prefixes.node(int(ids[0])).tenant, sign * ids.size)
+        if left.size:
+            self.blocks.move(runs_of(left), SEALED, CACHED)
+            self.holdings.count(tenant, -left.size)
+            self.prefixes.cache(left.tolist())
 
     def seal(self, ids: IntArray, nodes: list[Node]) -> None:
         """LEASED -> SEALED with one holder, findable by name."""

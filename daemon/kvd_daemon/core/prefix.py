@@ -46,24 +46,43 @@ class PrefixIndex:
         return self._nodes[block_id]
 
     def find_all(self, tenant: int, hashes: Sequence[bytes]) -> list[int]:
-        """The blocks of all hashes, or PrefixNotFoundError saying how many leading ones are here."""
-        known = self._block_of.get(tenant, {})
-        found = [known[prefix_hash] for prefix_hash in hashes if prefix_hash in known]
+        """The blocks of all hashes, or PrefixNotFoundError saying how many leading ones are here.
+
+        Raises InvalidArgumentError as `find_leading`.
+        """
+        found = self.find_leading(tenant, hashes)
         if len(found) < len(hashes):
-            leading = next(i for i, prefix_hash in enumerate(hashes) if prefix_hash not in known)
             raise PrefixNotFoundError(
-                f"{len(hashes)} prefix blocks wanted, the first {leading} are sealed here; ask for those",
-                found_count=leading,
+                f"{len(hashes)} prefix blocks wanted, the first {len(found)} are sealed here; ask for those",
+                found_count=len(found),
             )
         return found
+
+    def find_leading(self, tenant: int, hashes: Sequence[bytes]) -> list[int]:
+        """The blocks of the longest leading run of `hashes` that is here.
+
+        Raises InvalidArgumentError where a hash has another parent here than the one before it.
+        """
+        known, nodes, found, parent = self._block_of.get(tenant, {}), self._nodes, list[int](), ROOT
+        for prefix_hash in hashes:
+            block_id = known.get(prefix_hash)
+            if block_id is None:
+                break
+            if nodes[block_id].parent_hash != parent:
+                raise _not_chained(prefix_hash)
+            found.append(block_id)
+            parent = prefix_hash
+        return found
+
+    def find(self, tenant: int, prefix_hash: bytes) -> int | None:
+        """The block of that name, whatever comes before it."""
+        return self._block_of.get(tenant, {}).get(prefix_hash)
 
     def twin(self, node: Node) -> int | None:
         """The block sealed under that name before, if any. Raises if it has another parent."""
         block_id = self._block_of.get(node.tenant, {}).get(node.prefix_hash)
         if block_id is not None and self._nodes[block_id].parent_hash != node.parent_hash:
-            raise InvalidArgumentError(
-                f"prefix hash {node.prefix_hash.hex()} has another parent here; hashes must be chained"
-            )
+            raise _not_chained(node.prefix_hash)
         return block_id
 
     def add(self, block_id: int, node: Node) -> None:
@@ -113,3 +132,9 @@ class PrefixIndex:
     def cached(self) -> list[int]:
         """Cached blocks, the next to be evicted first."""
         return list(self._cached)
+
+
+def _not_chained(prefix_hash: bytes) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"prefix hash {prefix_hash.hex()} has another parent here; hashes must be chained"
+    )

@@ -12,6 +12,7 @@ import numpy as np
 from .ending import end_session
 from .jobs import abort
 from .lease import BlockTable, Compacting, Lease, LeaseState, Observing, Scrubbing
+from .pinning import forget, outlast
 from .pool import Pool
 from .registry import Registry
 from .scrubbing import scrub_failed
@@ -44,6 +45,7 @@ def recover(registry: Registry, now_ns: int, grace_ns: int, losses: Losses) -> R
     pools = [registry.pool(name) for name in losses.pools]
     for pool in pools:
         lost += _lose(registry, pool)
+    outlast(registry, now_ns + grace_ns)
     for session in registry.sessions.values():
         if session.state is not SessionState.EXPIRED:
             session.state = SessionState.DETACHED
@@ -78,6 +80,8 @@ def _lose(registry: Registry, pool: Pool) -> list[Lease]:
         if lease.fate is LeaseState.ACTIVE:
             lease.fate = LeaseState.LOST
         registry.fences.show(lease)
+    for pin in [pin for pin in registry.pins.values() if pin.pool == pool.name]:
+        forget(registry, pin)
     for tenant, held in pool.holdings.held.items():
         registry.quotas.count(tenant, -held)
     del registry.pools[pool.name]

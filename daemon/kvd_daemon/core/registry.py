@@ -22,6 +22,7 @@ from kvd.limits import MAX_TOKENS_PER_LEASE
 from .fences import Fences
 from .lease import Lease, LeaseState
 from .limits import MAX_POSITION, MAX_TENANTS, Limits
+from .pins import Pin
 from .pool import Pool
 from .quotas import Quotas
 from .results import Progress
@@ -39,6 +40,8 @@ class Registry:
         self.tenants: dict[str, int] = {}
         self.quotas = Quotas()
         self.last_lease_id = 0
+        self.pins: dict[int, Pin] = {}
+        self.last_pin_id = 0
         self.fences = Fences(limits.leases + 1)
 
     def pool(self, name: str) -> Pool:

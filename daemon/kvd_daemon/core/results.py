@@ -8,6 +8,7 @@ from kvd.policy import Dense, Policy
 
 from .free_runs import IntArray, Run
 from .lease import Lease
+from .pins import Pin
 
 
 @dataclass(slots=True)  # not frozen, nor is LeaseWish: making a frozen one takes as long as ten checks
@@ -22,12 +23,16 @@ class Progress:
 
 @dataclass(slots=True)
 class LeaseWish:
-    """One sequence to be: room for `tokens` (a shared prefix included)."""
+    """One sequence to be: room for `tokens` (a shared prefix included).
+
+    A soft pin of `pin_id` becomes the lease's prefix; `prefix_hashes` are its hashes then, or none.
+    """
 
     tokens: int
     policy: Policy = field(default_factory=Dense)
     prefix_hashes: Sequence[bytes] = ()
     scratch: bool = False
+    pin_id: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,13 @@ class Change(NamedTuple):
     lease: Lease
     kept_blocks: int
     skip_after: int = 0
+
+
+class Matched(NamedTuple):
+    """So many leading hashes were found; a pin holds their blocks, if there are any."""
+
+    pin: Pin | None
+    found: int
 
 
 class Granted(NamedTuple):

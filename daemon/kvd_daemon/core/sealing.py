@@ -85,8 +85,9 @@ def _carry_out(registry: Registry, lease: Lease, seals: _Seals) -> Change:
         kept_blocks = seals.swapped[0]
         table = lease.table.copy()
         own, table[seals.swapped] = table[seals.swapped], seals.twins
-        pool.share(table[seals.swapped])
-        pool.give_back(runs_of(own), BlockState.LEASED, registry.tenants[lease.tenant])
+        tenant = registry.tenants[lease.tenant]
+        pool.share(table[seals.swapped], tenant)
+        pool.give_back(runs_of(own), BlockState.LEASED, tenant)
         lease.blocks = BlockTable(table)
         lease.generation += 1
         registry.fences.show(lease)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .lease import Lease
+from .pins import Pin
 
 
 class SessionState(StrEnum):
@@ -31,7 +32,7 @@ class SessionIdentity:
 
 @dataclass(eq=False)
 class Session:
-    """Leases belong to it, by lease id."""
+    """Leases and soft pins belong to it, by id."""
 
     identity: SessionIdentity
     ttl_ns: int
@@ -39,6 +40,7 @@ class Session:
     renewed_ns: int
     state: SessionState = SessionState.ACTIVE
     leases: dict[int, Lease] = field(default_factory=dict)
+    pins: dict[int, Pin] = field(default_factory=dict)
 
     @property
     def session_id(self) -> str:

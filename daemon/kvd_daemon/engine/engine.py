@@ -29,6 +29,7 @@ from .pools import Pools
 from .probing import Probing
 from .requests import Requests
 from .sessions import Sessions
+from .sharing import Sharing
 from .stopping import Stopping
 
 EPOCH_BYTES = 8  # random id of this incarnation
@@ -84,6 +85,7 @@ class Engine:
         self.admission = Admission(self.device, exhaustion)
         self.call_limits = CallLimits(self.device, self.gate)
         self.leases = Leases(self.device, self._kernel, self.sessions, self.admission, self.spawn)
+        self.sharing = Sharing(self.device, self.gate, exhaustion)
         self.compressions = Compressions(self.device, self._kernel, exhaustion)
         self._reload_listeners: list[Callable[[Settings], None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -127,6 +129,7 @@ class Engine:
         while True:
             await asyncio.sleep(min(max(tick_s, MIN_TICK_S), MAX_TICK_S))
             self.sessions.expire()
+            self.sharing.tick()
             self.admission.tick()
 
     async def _check_when_idle(self) -> None:

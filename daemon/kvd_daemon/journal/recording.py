@@ -15,7 +15,10 @@ from .records import EVENTS, digest, encoded_reply
 from .replies import Replies, Reply
 from .snapshots import Moment
 
-TAKES = {"create_pool", "open_session", "lease", "extend", "seal", "begin_compress", "begin_observe"}
+TAKES = {
+    *("create_pool", "open_session", "lease", "extend", "seal", "begin_compress", "begin_observe"),
+    *("match", "pin"),
+}
 """Events that may be refused when the journal has no room; all others end something, or tell what is so."""
 
 

@@ -17,7 +17,7 @@ from kvd_daemon.core import Device, Lease, Pool, Session
 from .codec import CodecError, Decoder, encode_tuple
 from .replies import Reply
 
-READS = {"check", "rehearse", "need_of_lease", "needs_of_extend"}  # methods that change nothing
+READS = {"check", "rehearse", "need_of_lease", "needs_of_extend", "leading"}  # methods that change nothing
 EVENTS: dict[str, Callable[..., Any]] = {
     name: method
     for name, method in vars(Device).items()

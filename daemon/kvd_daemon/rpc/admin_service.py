@@ -3,12 +3,14 @@
 # ruff: noqa: N802 - the methods are named by the proto
 
 import time
+from collections.abc import Mapping
 
 from kvd.convert import runs_to_proto, spec_from_proto
 from kvd.errors import DeviceUnavailableError, InvalidArgumentError, LeaseNotFoundError, PoolNotFoundError
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
 from kvd_daemon import VERSION
+from kvd_daemon.core import Lease, Pin
 from kvd_daemon.engine.stopping import Ending, Wanted
 
 from .answering import Answering, Context, answered
@@ -16,6 +18,7 @@ from .paging import check_token, page, page_size_of
 from .views import (
     age,
     lease_info,
+    pin_info,
     pool_status,
     pool_view,
     recovery_view,
@@ -56,13 +59,7 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
     @answered
     async def ListLeases(self, request: pb.ListLeasesRequest, context: Context) -> pb.ListLeasesResponse:
         leases = self.engine.device.leases
-        token, size = check_token(request.page_token), page_size_of(request.page_size)
-        if token and not (token.isascii() and token.isdigit()):
-            raise InvalidArgumentError("page_token is none of kvd's; start again with an empty one")
-        if request.pool and request.pool not in self.engine.device.pools:
-            raise PoolNotFoundError(f"no pool {request.pool!r}; GetStatus names them")
-        wanted = (key for key, lease in leases.items() if request.pool in ("", lease.pool))
-        keys, next_token = page(wanted, int(token or 0), size)
+        keys, next_token = self._page_of_pool(leases, request)
         infos = [lease_info(self.engine, leases[key]) for key in keys]
         return pb.ListLeasesResponse(epoch=self.engine.epoch, leases=infos, next_page_token=next_token)
 
@@ -95,6 +92,32 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
         keys, next_token = page(sessions, check_token(request.page_token), page_size_of(request.page_size))
         infos = [session_info(self.engine, sessions[key], now_ns) for key in keys]
         return pb.ListSessionsResponse(epoch=self.engine.epoch, sessions=infos, next_page_token=next_token)
+
+    @answered
+    async def ListPins(self, request: pb.ListPinsRequest, context: Context) -> pb.ListPinsResponse:
+        pins, now_ns = self.engine.device.pins, time.monotonic_ns()
+        keys, next_token = self._page_of_pool(pins, request)
+        infos = [pin_info(pins[key], now_ns) for key in keys]
+        return pb.ListPinsResponse(epoch=self.engine.epoch, pins=infos, next_page_token=next_token)
+
+    def _page_of_pool(
+        self,
+        things: Mapping[int, Lease] | Mapping[int, Pin],
+        request: pb.ListLeasesRequest | pb.ListPinsRequest,
+    ) -> tuple[list[int], str]:
+        """Keys of the things of the request's pool, and the token of the next page."""
+        token, size = check_token(request.page_token), page_size_of(request.page_size)
+        if token and not (token.isascii() and token.isdigit()):
+            raise InvalidArgumentError("page_token is none of kvd's; start again with an empty one")
+        if request.pool and request.pool not in self.engine.device.pools:
+            raise PoolNotFoundError(f"no pool {request.pool!r}; GetStatus names them")
+        wanted = (key for key, thing in things.items() if request.pool in ("", thing.pool))
+        return page(wanted, int(token or 0), size)
+
+    @answered
+    async def DropPin(self, request: pb.DropPinRequest, context: Context) -> pb.DropPinResponse:
+        pin = self.engine.sharing.drop_pin(request.pin_id)
+        return pb.DropPinResponse(epoch=self.engine.epoch, blocks=pin.blocks.size)
 
     @answered
     async def AdminCreatePool(

@@ -22,7 +22,7 @@ def progress_of(message: pb.LeaseProgress) -> Progress:
 def wish_of(item: pb.LeaseItem, scratch: bool) -> LeaseWish:
     """Raises InvalidArgumentError on a policy that makes no sense."""
     policy = policy_from_proto(item.policy) if item.HasField("policy") else DENSE
-    return LeaseWish(item.tokens, policy, list(item.prefix_hashes), scratch)
+    return LeaseWish(item.tokens, policy, list(item.prefix_hashes), scratch, item.pin_id)
 
 
 def asker_of(

@@ -24,6 +24,7 @@ from .guard import Guard, GuardedMethods
 from .lease_service import LeaseService
 from .pool_service import PoolService
 from .session_service import SessionService
+from .share_service import ShareService
 from .tls_port import TlsPort
 
 MAX_REPLY_BYTES = 64 << 20  # bytes; block tables of the largest pool, every second block taken
@@ -62,6 +63,7 @@ class Server:
         kvd_pb2_grpc.add_SessionServiceServicer_to_server(SessionService(engine), guarded)
         kvd_pb2_grpc.add_PoolServiceServicer_to_server(PoolService(engine), guarded)
         kvd_pb2_grpc.add_LeaseServiceServicer_to_server(LeaseService(engine), guarded)
+        kvd_pb2_grpc.add_ShareServiceServicer_to_server(ShareService(engine), guarded)
         kvd_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(engine), guarded)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, guarded)
         names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)

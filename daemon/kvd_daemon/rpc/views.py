@@ -2,12 +2,13 @@
 
 from collections import Counter
 
+import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from kvd.convert import spec_to_proto
 from kvd.v1 import kvd_pb2 as pb
-from kvd_daemon.core import UNLIMITED, Change, Lease, Pool, Session
+from kvd_daemon.core import UNLIMITED, Change, Lease, Pin, Pool, Session
 from kvd_daemon.engine.compressions import Outcome
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.inheritance import Recovery
@@ -62,6 +63,7 @@ def pool_status(engine: Engine, pool: Pool) -> pb.PoolStatus:
     counts = pool.counts
     waiting_calls, wanted_blocks = engine.admission.waiting_in(pool.name)
     leases = [lease for lease in map(engine.device.leases.__getitem__, pool.leases) if not lease.scratch]
+    pinned = [pin.blocks for pin in engine.device.pins.values() if pin.pool == pool.name]
     return pb.PoolStatus(
         pool=pool_view(pool),
         blocks_free=counts.free,
@@ -79,17 +81,21 @@ def pool_status(engine: Engine, pool: Pool) -> pb.PoolStatus:
         total_bytes=pool.spec.pool_bytes(pool.blocks_total),
         waiting_calls=waiting_calls,
         wanted_blocks=wanted_blocks,
+        blocks_pinned=np.unique(np.concatenate(pinned)).size if pinned else 0,
     )
 
 
 def tenant_infos(engine: Engine) -> list[pb.TenantInfo]:
-    """All tenants that have a quota of their own, a session or a lease, by name."""
+    """All tenants that have a quota of their own, a session, a lease or a pin, by name."""
     device, quotas = engine.device, engine.device.quotas
     sessions = Counter(session.tenant for session in device.sessions.values())
     leases = Counter(lease.tenant for lease in device.leases.values())
+    pinned: Counter[str] = Counter()
+    for pin in device.pins.values():
+        pinned[pin.tenant] += pin.blocks.size if pin.is_hard else 0
     named = {tenant for tenant, index in device.tenants.items() if index in quotas.own}
     infos = []
-    for tenant in sorted({*named, *sessions, *leases}):
+    for tenant in sorted({*named, *sessions, *leases, *pinned}):
         index = device.tenants[tenant]
         quota = quotas.of(index)
         infos.append(
@@ -102,6 +108,7 @@ def tenant_infos(engine: Engine) -> list[pb.TenantInfo]:
                 sessions=sessions[tenant],
                 leases=leases[tenant],
                 waiting_calls=engine.admission.waiting_calls_of(tenant),
+                pinned_blocks=pinned[tenant],
             )
         )
     return infos
@@ -124,6 +131,17 @@ def lease_info(engine: Engine, lease: Lease) -> pb.LeaseInfo:
         blocks_saved=lease.blocks_saved,
         create_time=timestamp(engine.wall_ns(lease.created_ns)),
         scratch=lease.scratch,
+    )
+
+
+def pin_info(pin: Pin, now_ns: int) -> pb.PinInfo:
+    return pb.PinInfo(
+        pin_id=pin.pin_id,
+        pool=pin.pool,
+        tenant=pin.tenant,
+        session_id=pin.session_id,
+        blocks=pin.blocks.size,
+        ttl=None if pin.expires_ns is None else duration(max(0, pin.expires_ns - now_ns)),
     )
 
 

@@ -826,8 +826,13 @@ class LeaseItem(google.protobuf.message.Message):
     TOKENS_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
     PREFIX_HASHES_FIELD_NUMBER: builtins.int
+    PIN_ID_FIELD_NUMBER: builtins.int
     tokens: builtins.int
     """Tokens to make room for, shared prefix included."""
+    pin_id: builtins.int
+    """A match of this session's, which becomes the lease's prefix and ends; `prefix_hashes` are its hashes
+    then, or none. 0: no match. A match that has ended is PIN_NOT_FOUND.
+    """
     @property
     def policy(self) -> Global___Policy:
         """What the lease keeps when compressed; dense if unset."""
@@ -842,9 +847,10 @@ class LeaseItem(google.protobuf.message.Message):
         tokens: builtins.int = ...,
         policy: Global___Policy | None = ...,
         prefix_hashes: collections.abc.Iterable[builtins.bytes] | None = ...,
+        pin_id: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["policy", b"policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["policy", b"policy", "prefix_hashes", b"prefix_hashes", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pin_id", b"pin_id", "policy", b"policy", "prefix_hashes", b"prefix_hashes", "tokens", b"tokens"]) -> None: ...
 
 Global___LeaseItem: typing_extensions.TypeAlias = LeaseItem
 
@@ -1419,6 +1425,169 @@ class ReleaseResponse(google.protobuf.message.Message):
 Global___ReleaseResponse: typing_extensions.TypeAlias = ReleaseResponse
 
 @typing.final
+class MatchRequest(google.protobuf.message.Message):
+    """See ShareService.Match."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_TOKEN_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    PREFIX_HASHES_FIELD_NUMBER: builtins.int
+    TTL_FIELD_NUMBER: builtins.int
+    session_token: builtins.bytes
+    """Secret of the session."""
+    request_id: builtins.str
+    """Idempotency key."""
+    pool: builtins.str
+    """Pool name."""
+    @property
+    def prefix_hashes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Chained hashes (32 bytes each) of leading full blocks."""
+
+    @property
+    def ttl(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the blocks are kept there, at most 60 s; unset: 10 s."""
+
+    def __init__(
+        self,
+        *,
+        session_token: builtins.bytes = ...,
+        request_id: builtins.str = ...,
+        pool: builtins.str = ...,
+        prefix_hashes: collections.abc.Iterable[builtins.bytes] | None = ...,
+        ttl: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ttl", b"ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["pool", b"pool", "prefix_hashes", b"prefix_hashes", "request_id", b"request_id", "session_token", b"session_token", "ttl", b"ttl"]) -> None: ...
+
+Global___MatchRequest: typing_extensions.TypeAlias = MatchRequest
+
+@typing.final
+class MatchResponse(google.protobuf.message.Message):
+    """See ShareService.Match."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    FOUND_FIELD_NUMBER: builtins.int
+    PIN_ID_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    found: builtins.int
+    """Leading hashes that were found."""
+    pin_id: builtins.int
+    """What keeps them; 0 if nothing was found."""
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        found: builtins.int = ...,
+        pin_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "found", b"found", "pin_id", b"pin_id"]) -> None: ...
+
+Global___MatchResponse: typing_extensions.TypeAlias = MatchResponse
+
+@typing.final
+class PinRequest(google.protobuf.message.Message):
+    """See ShareService.Pin."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_TOKEN_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    PREFIX_HASHES_FIELD_NUMBER: builtins.int
+    session_token: builtins.bytes
+    """Secret of the session."""
+    request_id: builtins.str
+    """Idempotency key."""
+    pool: builtins.str
+    """Pool name."""
+    @property
+    def prefix_hashes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """Chained hashes (32 bytes each) of leading full blocks, all of which must be sealed here."""
+
+    def __init__(
+        self,
+        *,
+        session_token: builtins.bytes = ...,
+        request_id: builtins.str = ...,
+        pool: builtins.str = ...,
+        prefix_hashes: collections.abc.Iterable[builtins.bytes] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pool", b"pool", "prefix_hashes", b"prefix_hashes", "request_id", b"request_id", "session_token", b"session_token"]) -> None: ...
+
+Global___PinRequest: typing_extensions.TypeAlias = PinRequest
+
+@typing.final
+class PinResponse(google.protobuf.message.Message):
+    """See ShareService.Pin."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    PIN_ID_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    pin_id: builtins.int
+    """What keeps them."""
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        pin_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "pin_id", b"pin_id"]) -> None: ...
+
+Global___PinResponse: typing_extensions.TypeAlias = PinResponse
+
+@typing.final
+class UnpinRequest(google.protobuf.message.Message):
+    """See ShareService.Unpin."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_TOKEN_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    PIN_ID_FIELD_NUMBER: builtins.int
+    session_token: builtins.bytes
+    """Secret of the session."""
+    request_id: builtins.str
+    """Idempotency key."""
+    pin_id: builtins.int
+    """The match or pin."""
+    def __init__(
+        self,
+        *,
+        session_token: builtins.bytes = ...,
+        request_id: builtins.str = ...,
+        pin_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pin_id", b"pin_id", "request_id", b"request_id", "session_token", b"session_token"]) -> None: ...
+
+Global___UnpinRequest: typing_extensions.TypeAlias = UnpinRequest
+
+@typing.final
+class UnpinResponse(google.protobuf.message.Message):
+    """See ShareService.Unpin."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
+
+Global___UnpinResponse: typing_extensions.TypeAlias = UnpinResponse
+
+@typing.final
 class GetStatusRequest(google.protobuf.message.Message):
     """See AdminService.GetStatus."""
 
@@ -1452,6 +1621,7 @@ class PoolStatus(google.protobuf.message.Message):
     TOTAL_BYTES_FIELD_NUMBER: builtins.int
     WAITING_CALLS_FIELD_NUMBER: builtins.int
     WANTED_BLOCKS_FIELD_NUMBER: builtins.int
+    BLOCKS_PINNED_FIELD_NUMBER: builtins.int
     blocks_free: builtins.int
     """Blocks nobody uses."""
     blocks_leased: builtins.int
@@ -1482,6 +1652,8 @@ class PoolStatus(google.protobuf.message.Message):
     """Calls that wait for blocks."""
     wanted_blocks: builtins.int
     """Blocks they want."""
+    blocks_pinned: builtins.int
+    """Sealed blocks that a match or a pin keeps there."""
     @property
     def pool(self) -> Global___Pool:
         """Name, geometry, totals."""
@@ -1505,9 +1677,10 @@ class PoolStatus(google.protobuf.message.Message):
         total_bytes: builtins.int = ...,
         waiting_calls: builtins.int = ...,
         wanted_blocks: builtins.int = ...,
+        blocks_pinned: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes", "waiting_calls", b"waiting_calls", "wanted_blocks", b"wanted_blocks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_pinned", b"blocks_pinned", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes", "waiting_calls", b"waiting_calls", "wanted_blocks", b"wanted_blocks"]) -> None: ...
 
 Global___PoolStatus: typing_extensions.TypeAlias = PoolStatus
 
@@ -1993,6 +2166,141 @@ class ListSessionsResponse(google.protobuf.message.Message):
 Global___ListSessionsResponse: typing_extensions.TypeAlias = ListSessionsResponse
 
 @typing.final
+class ListPinsRequest(google.protobuf.message.Message):
+    """See AdminService.ListPins."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    pool: builtins.str
+    """Only of this pool, or of all if empty."""
+    page_size: builtins.int
+    """At most 1,000; 0 means 100."""
+    page_token: builtins.str
+    """Of the previous response."""
+    def __init__(
+        self,
+        *,
+        pool: builtins.str = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token", "pool", b"pool"]) -> None: ...
+
+Global___ListPinsRequest: typing_extensions.TypeAlias = ListPinsRequest
+
+@typing.final
+class PinInfo(google.protobuf.message.Message):
+    """A match or a pin as operators see it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PIN_ID_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    BLOCKS_FIELD_NUMBER: builtins.int
+    TTL_FIELD_NUMBER: builtins.int
+    pin_id: builtins.int
+    """Its id."""
+    pool: builtins.str
+    """Its pool."""
+    tenant: builtins.str
+    """Whose blocks it keeps."""
+    session_id: builtins.str
+    """Of a match the session it belongs to; empty for a pin."""
+    blocks: builtins.int
+    """Blocks it keeps."""
+    @property
+    def ttl(self) -> google.protobuf.duration_pb2.Duration:
+        """Of a match the time it has left; unset for a pin, which stays."""
+
+    def __init__(
+        self,
+        *,
+        pin_id: builtins.int = ...,
+        pool: builtins.str = ...,
+        tenant: builtins.str = ...,
+        session_id: builtins.str = ...,
+        blocks: builtins.int = ...,
+        ttl: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["ttl", b"ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "pin_id", b"pin_id", "pool", b"pool", "session_id", b"session_id", "tenant", b"tenant", "ttl", b"ttl"]) -> None: ...
+
+Global___PinInfo: typing_extensions.TypeAlias = PinInfo
+
+@typing.final
+class ListPinsResponse(google.protobuf.message.Message):
+    """See AdminService.ListPins."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    PINS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    next_page_token: builtins.str
+    """Empty on the last page."""
+    @property
+    def pins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PinInfo]:
+        """By id."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        pins: collections.abc.Iterable[Global___PinInfo] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "next_page_token", b"next_page_token", "pins", b"pins"]) -> None: ...
+
+Global___ListPinsResponse: typing_extensions.TypeAlias = ListPinsResponse
+
+@typing.final
+class DropPinRequest(google.protobuf.message.Message):
+    """See AdminService.DropPin."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PIN_ID_FIELD_NUMBER: builtins.int
+    pin_id: builtins.int
+    """Its id."""
+    def __init__(
+        self,
+        *,
+        pin_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pin_id", b"pin_id"]) -> None: ...
+
+Global___DropPinRequest: typing_extensions.TypeAlias = DropPinRequest
+
+@typing.final
+class DropPinResponse(google.protobuf.message.Message):
+    """See AdminService.DropPin."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    BLOCKS_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    blocks: builtins.int
+    """Blocks it kept."""
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        blocks: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "epoch", b"epoch"]) -> None: ...
+
+Global___DropPinResponse: typing_extensions.TypeAlias = DropPinResponse
+
+@typing.final
 class AdminCreatePoolRequest(google.protobuf.message.Message):
     """See AdminService.AdminCreatePool."""
 
@@ -2112,6 +2420,7 @@ class TenantInfo(google.protobuf.message.Message):
     SESSIONS_FIELD_NUMBER: builtins.int
     LEASES_FIELD_NUMBER: builtins.int
     WAITING_CALLS_FIELD_NUMBER: builtins.int
+    PINNED_BLOCKS_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """Its name."""
     guaranteed_blocks: builtins.int
@@ -2119,7 +2428,7 @@ class TenantInfo(google.protobuf.message.Message):
     max_blocks: builtins.int
     """Blocks it may hold at most; 0 if there is no limit."""
     pin_blocks: builtins.int
-    """Blocks it may pin; see Match."""
+    """Blocks it may pin for good; see ShareService.Pin."""
     blocks: builtins.int
     """Blocks its leases hold; quarantined ones count."""
     sessions: builtins.int
@@ -2128,6 +2437,8 @@ class TenantInfo(google.protobuf.message.Message):
     """Its leases."""
     waiting_calls: builtins.int
     """Its calls that wait for blocks."""
+    pinned_blocks: builtins.int
+    """Blocks it has pinned for good."""
     def __init__(
         self,
         *,
@@ -2139,8 +2450,9 @@ class TenantInfo(google.protobuf.message.Message):
         sessions: builtins.int = ...,
         leases: builtins.int = ...,
         waiting_calls: builtins.int = ...,
+        pinned_blocks: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "guaranteed_blocks", b"guaranteed_blocks", "leases", b"leases", "max_blocks", b"max_blocks", "pin_blocks", b"pin_blocks", "sessions", b"sessions", "tenant", b"tenant", "waiting_calls", b"waiting_calls"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "guaranteed_blocks", b"guaranteed_blocks", "leases", b"leases", "max_blocks", b"max_blocks", "pin_blocks", b"pin_blocks", "pinned_blocks", b"pinned_blocks", "sessions", b"sessions", "tenant", b"tenant", "waiting_calls", b"waiting_calls"]) -> None: ...
 
 Global___TenantInfo: typing_extensions.TypeAlias = TenantInfo
 

@@ -577,6 +577,176 @@ class LeaseService(object):
             _registered_method=True)
 
 
+class ShareServiceStub(object):
+    """Blocks and leases that change hands: prefixes found by their hashes, leases given to other sessions.
+    Request ids as in LeaseService.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Match = channel.unary_unary(
+                '/kvd.v1.ShareService/Match',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.MatchRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.MatchResponse.FromString,
+                _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/kvd.v1.ShareService/Pin',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.PinRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/kvd.v1.ShareService/Unpin',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.UnpinResponse.FromString,
+                _registered_method=True)
+
+
+class ShareServiceServicer(object):
+    """Blocks and leases that change hands: prefixes found by their hashes, leases given to other sessions.
+    Request ids as in LeaseService.
+    """
+
+    def Match(self, request, context):
+        """Finds the longest leading run of prefix hashes that is sealed here for the caller's tenant, and keeps
+        its blocks there for a while: until a Lease takes them (LeaseItem.pin_id), Unpin, the session's end, or
+        `ttl`. Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pin(self, request, context):
+        """Keeps the blocks of all these hashes there until Unpin, whatever session ends; counts against the
+        tenant's `pin_blocks`. Errors: those of Match, PREFIX_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Ends a match of the session's, or a pin of its tenant's. Errors: SESSION_NOT_FOUND, PIN_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ShareServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Match': grpc.unary_unary_rpc_method_handler(
+                    servicer.Match,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.MatchRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.MatchResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.PinRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.PinResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.UnpinRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.UnpinResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'kvd.v1.ShareService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('kvd.v1.ShareService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class ShareService(object):
+    """Blocks and leases that change hands: prefixes found by their hashes, leases given to other sessions.
+    Request ids as in LeaseService.
+    """
+
+    @staticmethod
+    def Match(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.ShareService/Match',
+            kvd_dot_v1_dot_kvd__pb2.MatchRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.MatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.ShareService/Pin',
+            kvd_dot_v1_dot_kvd__pb2.PinRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.ShareService/Unpin',
+            kvd_dot_v1_dot_kvd__pb2.UnpinRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class AdminServiceStub(object):
     """What operators see and do.
     """
@@ -611,6 +781,16 @@ class AdminServiceStub(object):
                 '/kvd.v1.AdminService/ListSessions',
                 request_serializer=kvd_dot_v1_dot_kvd__pb2.ListSessionsRequest.SerializeToString,
                 response_deserializer=kvd_dot_v1_dot_kvd__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/kvd.v1.AdminService/ListPins',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.ListPinsResponse.FromString,
+                _registered_method=True)
+        self.DropPin = channel.unary_unary(
+                '/kvd.v1.AdminService/DropPin',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.DropPinRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.DropPinResponse.FromString,
                 _registered_method=True)
         self.AdminCreatePool = channel.unary_unary(
                 '/kvd.v1.AdminService/AdminCreatePool',
@@ -681,6 +861,20 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPins(self, request, context):
+        """Matches and pins. Errors: POOL_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropPin(self, request, context):
+        """Ends a match or pin, whoever made it. Errors: PIN_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def AdminCreatePool(self, request, context):
         """Creates a pool that belongs to no session. Errors: POOL_MISMATCH, DEVICE_FULL, LIMIT_EXCEEDED.
         """
@@ -745,6 +939,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListSessions,
                     request_deserializer=kvd_dot_v1_dot_kvd__pb2.ListSessionsRequest.FromString,
                     response_serializer=kvd_dot_v1_dot_kvd__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.ListPinsRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.ListPinsResponse.SerializeToString,
+            ),
+            'DropPin': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropPin,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.DropPinRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.DropPinResponse.SerializeToString,
             ),
             'AdminCreatePool': grpc.unary_unary_rpc_method_handler(
                     servicer.AdminCreatePool,
@@ -908,6 +1112,60 @@ class AdminService(object):
             '/kvd.v1.AdminService/ListSessions',
             kvd_dot_v1_dot_kvd__pb2.ListSessionsRequest.SerializeToString,
             kvd_dot_v1_dot_kvd__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.AdminService/ListPins',
+            kvd_dot_v1_dot_kvd__pb2.ListPinsRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.ListPinsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropPin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.AdminService/DropPin',
+            kvd_dot_v1_dot_kvd__pb2.DropPinRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.DropPinResponse.FromString,
             options,
             channel_credentials,
             insecure,

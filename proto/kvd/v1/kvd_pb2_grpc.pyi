@@ -526,6 +526,156 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
 
 def add_LeaseServiceServicer_to_server(servicer: LeaseServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 
+_ShareServiceMatchType = typing_extensions.TypeVar(
+    '_ShareServiceMatchType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.MatchRequest,
+        kvd.v1.kvd_pb2.MatchResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.MatchRequest,
+        kvd.v1.kvd_pb2.MatchResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.MatchRequest,
+        kvd.v1.kvd_pb2.MatchResponse,
+    ],
+)
+
+_ShareServicePinType = typing_extensions.TypeVar(
+    '_ShareServicePinType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.PinRequest,
+        kvd.v1.kvd_pb2.PinResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.PinRequest,
+        kvd.v1.kvd_pb2.PinResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.PinRequest,
+        kvd.v1.kvd_pb2.PinResponse,
+    ],
+)
+
+_ShareServiceUnpinType = typing_extensions.TypeVar(
+    '_ShareServiceUnpinType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.UnpinRequest,
+        kvd.v1.kvd_pb2.UnpinResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.UnpinRequest,
+        kvd.v1.kvd_pb2.UnpinResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.UnpinRequest,
+        kvd.v1.kvd_pb2.UnpinResponse,
+    ],
+)
+
+class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinType, _ShareServiceUnpinType]):
+    """Blocks and leases that change hands: prefixes found by their hashes, leases given to other sessions.
+    Request ids as in LeaseService.
+    """
+
+    @typing.overload
+    def __init__(self: ShareServiceStub[
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.MatchRequest,
+            kvd.v1.kvd_pb2.MatchResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.PinRequest,
+            kvd.v1.kvd_pb2.PinResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.UnpinRequest,
+            kvd.v1.kvd_pb2.UnpinResponse,
+        ],
+    ], channel: grpc.Channel) -> None: ...
+
+    @typing.overload
+    def __init__(self: ShareServiceStub[
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.MatchRequest,
+            kvd.v1.kvd_pb2.MatchResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.PinRequest,
+            kvd.v1.kvd_pb2.PinResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.UnpinRequest,
+            kvd.v1.kvd_pb2.UnpinResponse,
+        ],
+    ], channel: grpc.aio.Channel) -> None: ...
+
+    Match: _ShareServiceMatchType
+    """Finds the longest leading run of prefix hashes that is sealed here for the caller's tenant, and keeps
+    its blocks there for a while: until a Lease takes them (LeaseItem.pin_id), Unpin, the session's end, or
+    `ttl`. Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED.
+    """
+
+    Pin: _ShareServicePinType
+    """Keeps the blocks of all these hashes there until Unpin, whatever session ends; counts against the
+    tenant's `pin_blocks`. Errors: those of Match, PREFIX_NOT_FOUND.
+    """
+
+    Unpin: _ShareServiceUnpinType
+    """Ends a match of the session's, or a pin of its tenant's. Errors: SESSION_NOT_FOUND, PIN_NOT_FOUND."""
+
+ShareServiceAsyncStub: typing_extensions.TypeAlias = ShareServiceStub[
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.MatchRequest,
+        kvd.v1.kvd_pb2.MatchResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.PinRequest,
+        kvd.v1.kvd_pb2.PinResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.UnpinRequest,
+        kvd.v1.kvd_pb2.UnpinResponse,
+    ],
+]
+
+class ShareServiceServicer(metaclass=abc.ABCMeta):
+    """Blocks and leases that change hands: prefixes found by their hashes, leases given to other sessions.
+    Request ids as in LeaseService.
+    """
+
+    @abc.abstractmethod
+    def Match(
+        self,
+        request: kvd.v1.kvd_pb2.MatchRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.MatchResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.MatchResponse]]:
+        """Finds the longest leading run of prefix hashes that is sealed here for the caller's tenant, and keeps
+        its blocks there for a while: until a Lease takes them (LeaseItem.pin_id), Unpin, the session's end, or
+        `ttl`. Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED.
+        """
+
+    @abc.abstractmethod
+    def Pin(
+        self,
+        request: kvd.v1.kvd_pb2.PinRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.PinResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.PinResponse]]:
+        """Keeps the blocks of all these hashes there until Unpin, whatever session ends; counts against the
+        tenant's `pin_blocks`. Errors: those of Match, PREFIX_NOT_FOUND.
+        """
+
+    @abc.abstractmethod
+    def Unpin(
+        self,
+        request: kvd.v1.kvd_pb2.UnpinRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.UnpinResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.UnpinResponse]]:
+        """Ends a match of the session's, or a pin of its tenant's. Errors: SESSION_NOT_FOUND, PIN_NOT_FOUND."""
+
+def add_ShareServiceServicer_to_server(servicer: ShareServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
+
 _AdminServiceGetStatusType = typing_extensions.TypeVar(
     '_AdminServiceGetStatusType',
     grpc.UnaryUnaryMultiCallable[
@@ -603,6 +753,38 @@ _AdminServiceListSessionsType = typing_extensions.TypeVar(
     default=grpc.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.ListSessionsRequest,
         kvd.v1.kvd_pb2.ListSessionsResponse,
+    ],
+)
+
+_AdminServiceListPinsType = typing_extensions.TypeVar(
+    '_AdminServiceListPinsType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ListPinsRequest,
+        kvd.v1.kvd_pb2.ListPinsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ListPinsRequest,
+        kvd.v1.kvd_pb2.ListPinsResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ListPinsRequest,
+        kvd.v1.kvd_pb2.ListPinsResponse,
+    ],
+)
+
+_AdminServiceDropPinType = typing_extensions.TypeVar(
+    '_AdminServiceDropPinType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.DropPinRequest,
+        kvd.v1.kvd_pb2.DropPinResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.DropPinRequest,
+        kvd.v1.kvd_pb2.DropPinResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.DropPinRequest,
+        kvd.v1.kvd_pb2.DropPinResponse,
     ],
 )
 
@@ -686,7 +868,7 @@ _AdminServiceRestartType = typing_extensions.TypeVar(
     ],
 )
 
-class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceListLeasesType, _AdminServiceGetLeaseType, _AdminServiceRevokeLeaseType, _AdminServiceListSessionsType, _AdminServiceAdminCreatePoolType, _AdminServiceDropPoolType, _AdminServiceListTenantsType, _AdminServiceDrainType, _AdminServiceRestartType]):
+class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceListLeasesType, _AdminServiceGetLeaseType, _AdminServiceRevokeLeaseType, _AdminServiceListSessionsType, _AdminServiceListPinsType, _AdminServiceDropPinType, _AdminServiceAdminCreatePoolType, _AdminServiceDropPoolType, _AdminServiceListTenantsType, _AdminServiceDrainType, _AdminServiceRestartType]):
     """What operators see and do."""
 
     @typing.overload
@@ -710,6 +892,14 @@ class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceL
         grpc.UnaryUnaryMultiCallable[
             kvd.v1.kvd_pb2.ListSessionsRequest,
             kvd.v1.kvd_pb2.ListSessionsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.ListPinsRequest,
+            kvd.v1.kvd_pb2.ListPinsResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.DropPinRequest,
+            kvd.v1.kvd_pb2.DropPinResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             kvd.v1.kvd_pb2.AdminCreatePoolRequest,
@@ -756,6 +946,14 @@ class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceL
             kvd.v1.kvd_pb2.ListSessionsResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.ListPinsRequest,
+            kvd.v1.kvd_pb2.ListPinsResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.DropPinRequest,
+            kvd.v1.kvd_pb2.DropPinResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             kvd.v1.kvd_pb2.AdminCreatePoolRequest,
             kvd.v1.kvd_pb2.AdminCreatePoolResponse,
         ],
@@ -796,6 +994,12 @@ class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceL
     ListSessions: _AdminServiceListSessionsType
     """Errors: none of its own."""
 
+    ListPins: _AdminServiceListPinsType
+    """Matches and pins. Errors: POOL_NOT_FOUND."""
+
+    DropPin: _AdminServiceDropPinType
+    """Ends a match or pin, whoever made it. Errors: PIN_NOT_FOUND."""
+
     AdminCreatePool: _AdminServiceAdminCreatePoolType
     """Creates a pool that belongs to no session. Errors: POOL_MISMATCH, DEVICE_FULL, LIMIT_EXCEEDED."""
 
@@ -835,6 +1039,14 @@ AdminServiceAsyncStub: typing_extensions.TypeAlias = AdminServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.ListSessionsRequest,
         kvd.v1.kvd_pb2.ListSessionsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ListPinsRequest,
+        kvd.v1.kvd_pb2.ListPinsResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.DropPinRequest,
+        kvd.v1.kvd_pb2.DropPinResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.AdminCreatePoolRequest,
@@ -904,6 +1116,22 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[kvd.v1.kvd_pb2.ListSessionsResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.ListSessionsResponse]]:
         """Errors: none of its own."""
+
+    @abc.abstractmethod
+    def ListPins(
+        self,
+        request: kvd.v1.kvd_pb2.ListPinsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.ListPinsResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.ListPinsResponse]]:
+        """Matches and pins. Errors: POOL_NOT_FOUND."""
+
+    @abc.abstractmethod
+    def DropPin(
+        self,
+        request: kvd.v1.kvd_pb2.DropPinRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.DropPinResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.DropPinResponse]]:
+        """Ends a match or pin, whoever made it. Errors: PIN_NOT_FOUND."""
 
     @abc.abstractmethod
     def AdminCreatePool(
