@@ -1,46 +1,64 @@
 """The seam between policies and the machine that runs them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvd_cuda.dtypes import FloatArray, IntArray
-from kvd_cuda.plan import Rope
-from kvd_cuda.planes import HeadRange, KVPlanes
+import numpy as np
+
+from kvd_cuda.dtypes import DoubleArray, FloatArray, IntArray
+from kvd_cuda.errors import KernelInputError
+from kvd_cuda.plan import CompressPlan, Rope
+from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
+
+NOT_FINITE = "accumulated scores are NaN or infinite; observe the lease again"
+NAN_SCORES = "attention scores are NaN or infinite; check the queries and keys written"
+WRONG_LSE = "row_lse is not that of these queries and keys; correct it or leave it out"
+LSE_TOLERANCE = 0.05  # a row's attention may miss 1 by this when its log-sum-exp came in low precision
 
 
 @dataclass(frozen=True)
-class WindowScores:
-    """What the window's queries look at, for a range of kv heads.
+class TokenSelection:
+    """Slots that stay, per layer and kv head.
 
-    votes  float32 [heads, length]: per slot, reduced over the group's heads and the queries, not pooled
-    mass   float32 [heads, length]: mean attention over the same; sums to 1 over all slots, window included
+    kept           int32 [layers, kv_heads, C], ascending (may be a read-only broadcast)
+    mass_retained  float32 [layers]: share of the attention seen that the kept slots hold, mean over kv heads;
+                   None if the method looked at none (streaming)
     """
 
-    votes: FloatArray
-    mass: FloatArray
+    kept: IntArray
+    mass_retained: FloatArray | None
+
+
+@dataclass(frozen=True)
+class BlockRanks:
+    """What the blocks of a lease are worth.
+
+    ranks   float32 [blocks]: the best token's pooled votes, mean over layers and kv heads; 0 without one
+    masses  float64 [layers, blocks]: share of the attention seen that a block holds, mean over kv heads
+    """
+
+    ranks: FloatArray
+    masses: DoubleArray
 
 
 class Backend(Protocol):
-    """Operations on one lease where its bytes lie. Callers' mistakes raise KernelInputError."""
+    """Operations on one lease where its bytes lie. Callers' mistakes raise KernelInputError.
 
-    def head_ranges(self, planes: KVPlanes) -> Iterator[HeadRange]:
-        """All kv heads of all layers, in order, in ranges whose scores fit the workspace."""
+    What can be known without looking at bytes (budgets, windows, shapes) the caller has checked. The window's
+    queries are those of the last slots; `plan` says how votes are reduced and pooled, see CompressPlan.
+    """
+
+    def top_tokens(self, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries) -> TokenSelection:
+        """Sinks, the largest pooled votes outside them, and the slots of `queries`; ties to the lower."""
         ...
 
-    def score_window(
-        self, planes: KVPlanes, queries: WindowQueries, heads: HeadRange, reduce: str
-    ) -> WindowScores:
-        """Attention of the window's queries over all slots. `reduce`: "mean" or "max"; see CompressPlan."""
+    def rank_blocks(self, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries) -> BlockRanks:
+        """Pooled votes by block. Slots of `queries` are no candidates, but their attention counts."""
         ...
 
-    def pool(self, votes: FloatArray, kernel: int, kind: str) -> FloatArray:
-        """Stride 1, same length, along the last axis: "avg" (zeros outside count) or "max"."""
-        ...
-
-    def select(self, scores: FloatArray, count: int) -> IntArray:
-        """Ascending indices of the `count` largest per row, ties to the lower index; int32 [heads, count]."""
+    def heavy_tokens(self, planes: KVPlanes, plan: CompressPlan, recent: int) -> TokenSelection:
+        """Sinks, the largest accumulated attention (H2O) outside them, and the `recent` last slots."""
         ...
 
     def observe(self, planes: KVPlanes, queries: WindowQueries) -> None:
@@ -60,3 +78,22 @@ class Backend(Protocol):
     def rotate_keys(self, planes: KVPlanes, slots: IntArray, delta: int, rope: Rope) -> None:
         """Rotate the keys of `slots`, all layers and heads, by `delta` positions; fp8 is refused."""
         ...
+
+
+def check_compaction(planes: KVPlanes, kept: IntArray, destination: IntArray) -> bool:
+    """Whether it is in place. Raises KernelInputError for a destination that is neither."""
+    layers, kv_heads, count = kept.shape
+    assert (layers, kv_heads) == (planes.layers, planes.kv_heads), "kept must be [layers, kv_heads, C]"
+    assert count, "something must be kept"
+    assert 0 <= kept.min() <= kept.max() < planes.length, "kept slots must be in use"
+    assert (kept[:, :, 1:] > kept[:, :, :-1]).all(), "kept slots must ascend"
+    needed = -(-count // planes.block_size)
+    in_place = np.array_equal(destination, planes.block_table[:needed])
+    distinct = np.unique(destination).size == destination.size and destination.min() >= 0
+    fits = destination.size == needed and distinct and destination.max() < planes.blocks
+    if not fits or not (in_place or not np.isin(destination, planes.block_table).any()):
+        raise KernelInputError(
+            f"destination must be {needed} distinct blocks in [0, {planes.blocks}), disjoint from the source "
+            "blocks or equal to the first of them"
+        )
+    return in_place

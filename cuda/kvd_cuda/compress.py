@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvd_cuda.backend import Backend
+from kvd_cuda.backend import Backend, TokenSelection
 from kvd_cuda.dtypes import FloatArray, IntArray
 from kvd_cuda.plan import CompressPlan
 from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
-from kvd_cuda.selection import SELECTORS, BlockSelection, Selection, TokenSelection
+from kvd_cuda.selection import SELECTORS, BlockSelection, Selection
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kvd_cuda.backend import LSE_TOLERANCE, NAN_SCORES, WRONG_LSE
 from kvd_cuda.dtypes import FP8_TABLE, Array, DoubleArray, FloatArray
 from kvd_cuda.errors import KernelInputError
 from kvd_cuda.host_kernels import (
@@ -30,7 +31,6 @@ from kvd_cuda.planes import WORDS, FlatPlane
 TILE_SLOTS = 1024  # columns of a tile: 128 rows of it (512 KiB) and its keys (512 KiB) stay in a core's L2
 ROW_STEP = 16  # rows of a GEMM are a multiple: from 16 on its bits do not depend on the number of rows
 MIN_ROWS = 64  # rows below which a narrower GEMM costs more than computing tiles twice
-LSE_TOLERANCE = 0.05  # a row's attention may miss 1 by this when its log-sum-exp came in low precision
 LOG2_E = 1.4426950408889634
 
 
@@ -174,9 +174,7 @@ class _Rows:
             yield index, tile, weights
         _refuse_nan(self._totals)
         if not (np.abs(attention - 1)[self._sees_something] <= LSE_TOLERANCE).all():
-            raise KernelInputError(
-                "row_lse is not that of these queries and keys; correct it or leave it out"
-            )
+            raise KernelInputError(WRONG_LSE)
 
     def _log2_sum_exp(self) -> DoubleArray:
         _refuse_nan(self._totals)
@@ -211,7 +209,7 @@ def _rows_at_once(rows: int, tile_count: int, store_bytes: int) -> int:
 
 def _refuse_nan(values: DoubleArray) -> None:
     if not np.isfinite(values).all():
-        raise KernelInputError("attention scores are NaN or infinite; check the queries and keys written")
+        raise KernelInputError(NAN_SCORES)
 
 
 def _load_rows(column: KeyColumn, starts: Array, rows: FloatArray) -> None:

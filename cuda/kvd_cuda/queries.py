@@ -53,6 +53,9 @@ class WindowQueries:
             raise KernelInputError(
                 f"{count} queries for {planes.length} tokens; send those of the last tokens"
             )
+
+    def check_finite(self) -> None:
+        """Raise KernelInputError for NaN and infinity."""
         if not all(np.isfinite(to_float32(layer, self.dtype)).all() for layer in self.values):
             raise KernelInputError("queries hold NaN or infinity; send finite ones")
 

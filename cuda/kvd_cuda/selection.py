@@ -1,29 +1,19 @@
-"""What each method keeps. One function a method, found by `CompressPlan.method` in SELECTORS."""
+"""What each method keeps. One function a method, found by `CompressPlan.method` in SELECTORS.
 
-from collections.abc import Callable, Iterator
+Checks what needs no look at the bytes; what does is the backend's work.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from kvd_cuda.backend import Backend, WindowScores
+from kvd_cuda.backend import Backend, TokenSelection
 from kvd_cuda.dtypes import FloatArray, IntArray
 from kvd_cuda.errors import KernelInputError
 from kvd_cuda.plan import CompressPlan
-from kvd_cuda.planes import HeadRange, KVPlanes
+from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
-
-
-@dataclass(frozen=True)
-class TokenSelection:
-    """Slots that stay, per layer and kv head.
-
-    kept           int32 [layers, kv_heads, C], ascending (may be a read-only broadcast)
-    mass_retained  float32 [layers]: share of the attention seen that the kept slots hold, mean over kv heads;
-                   None if the method looked at none (streaming)
-    """
-
-    kept: IntArray
-    mass_retained: FloatArray | None
 
 
 @dataclass(frozen=True)
@@ -48,16 +38,7 @@ def select_by_votes(
     """SnapKV, dual and Span by token: sinks, top of the pooled votes outside them, window."""
     asked = _window_queries(plan, queries)
     plan.check_budget(asked.count)
-    kept = _with_ends_kept(planes, plan, asked.count)
-    mass = np.zeros(planes.layers)
-    for heads, scored, pooled in _pooled_votes(backend, planes, plan, asked):
-        chosen = kept[heads.layer, heads.start : heads.stop]
-        chosen[:, plan.sinks : plan.target_tokens - asked.count] = plan.sinks + backend.select(
-            pooled[:, plan.sinks :], plan.target_tokens - plan.sinks - asked.count
-        )
-        for mass_row, slots in zip(scored.mass, chosen, strict=True):
-            mass[heads.layer] += _summed(mass_row[slots])
-    return TokenSelection(kept, (mass / planes.kv_heads).astype(np.float32))
+    return backend.top_tokens(planes, plan, asked)
 
 
 def select_blocks(
@@ -66,20 +47,12 @@ def select_blocks(
     """Span by block: a block ranks as its best token, a token by its votes' mean over layers and heads."""
     asked = _window_queries(plan, queries)
     always = _blocks_always_kept(planes, plan, asked.count)
-    starts = np.arange(0, planes.length, planes.block_size)
-    rank = np.zeros(planes.length)
-    mass = np.zeros((planes.layers, starts.size))
-    for heads, scored, pooled in _pooled_votes(backend, planes, plan, asked):
-        for pooled_row, mass_row in zip(pooled, scored.mass, strict=True):
-            rank[: pooled_row.size] += pooled_row
-            mass[heads.layer] += np.add.reduceat(mass_row.astype(np.float64), starts)
-    block_rank = (np.maximum.reduceat(rank, starts) / (planes.layers * planes.kv_heads)).astype(np.float32)
-    block_rank[always] = np.inf
-    count = -(-plan.target_tokens // planes.block_size)
-    kept_blocks = backend.select(block_rank[None], count)[0]
-    return BlockSelection(
-        kept_blocks, (mass[:, kept_blocks].sum(axis=1) / planes.kv_heads).astype(np.float32)
-    )
+    found = backend.rank_blocks(planes, plan, asked)
+    ranks = found.ranks.copy()
+    ranks[always] = np.inf
+    best_first = np.argsort(-ranks, kind="stable")  # ties to the lower block
+    kept = np.sort(best_first[: -(-plan.target_tokens // planes.block_size)]).astype(np.int32)
+    return BlockSelection(kept, found.masses[:, kept].sum(axis=1).astype(np.float32))
 
 
 def select_heavy(
@@ -90,19 +63,7 @@ def select_heavy(
     plan.check_budget(recent)
     if planes.observed_length == 0:
         raise KernelInputError("no attention was accumulated for this lease; observe its queries first")
-    kept = _with_ends_kept(planes, plan, recent)
-    mass = np.zeros(planes.layers)
-    candidates = slice(plan.sinks, planes.length - recent)
-    for layer, head in np.ndindex(planes.layers, planes.kv_heads):
-        scores = planes.slot_scores(layer, head)
-        if not np.isfinite(scores).all():
-            raise KernelInputError("accumulated scores are NaN or infinite; observe the lease again")
-        chosen = kept[layer, head]
-        count = plan.target_tokens - plan.sinks - recent
-        top = backend.select(scores[None, candidates], count)[0]
-        chosen[plan.sinks : plan.sinks + count] = plan.sinks + top
-        mass[layer] += _summed(scores[chosen]) / max(_summed(scores), np.finfo(np.float64).tiny)
-    return TokenSelection(kept, (mass / planes.kv_heads).astype(np.float32))
+    return backend.heavy_tokens(planes, plan, recent)
 
 
 def select_streaming(
@@ -134,24 +95,6 @@ def _window_queries(plan: CompressPlan, queries: WindowQueries | None) -> Window
     return queries.part(max(0, queries.count - plan.window), queries.count)
 
 
-def _with_ends_kept(planes: KVPlanes, plan: CompressPlan, window: int) -> IntArray:
-    """int32 [layers, kv_heads, C] with the sinks and the window in place, the middle to be filled."""
-    kept = np.empty((planes.layers, planes.kv_heads, plan.target_tokens), np.int32)
-    kept[:, :, : plan.sinks] = np.arange(plan.sinks)
-    kept[:, :, plan.target_tokens - window :] = np.arange(planes.length - window, planes.length)
-    return kept
-
-
-def _pooled_votes(
-    backend: Backend, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries
-) -> Iterator[tuple[HeadRange, WindowScores, FloatArray]]:
-    """Scores and pooled votes before the window, one range of heads at a time."""
-    before = planes.length - queries.count
-    for heads in backend.head_ranges(planes):
-        scored = backend.score_window(planes, queries, heads, plan.reduce)
-        yield heads, scored, backend.pool(scored.votes[:, :before], plan.kernel, plan.pooling)
-
-
 def _blocks_always_kept(planes: KVPlanes, plan: CompressPlan, window: int) -> IntArray:
     """Indices of the blocks with a sink or a window token; KernelInputError if they alone are too many."""
     block_count = -(-planes.length // planes.block_size)
@@ -164,7 +107,3 @@ def _blocks_always_kept(planes: KVPlanes, plan: CompressPlan, window: int) -> In
             f"more than target_tokens={plan.target_tokens}; keep more tokens or shorten the window"
         )
     return always
-
-
-def _summed(values: FloatArray) -> float:
-    return float(values.sum(dtype=np.float64))

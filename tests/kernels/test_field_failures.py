@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kvd_cuda.backend import TokenSelection
 from kvd_cuda.compress import CompressPlan, apply, compress, select
 from kvd_cuda.dtypes import Array, from_float32
 from kvd_cuda.errors import KernelInputError
 from kvd_cuda.host import HostBackend
 from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
-from kvd_cuda.selection import TokenSelection
 
 from .leases import Shape, make_lease, make_queries, normal, write_slots
 

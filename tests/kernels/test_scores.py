@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from kvd_cuda import reference
-from kvd_cuda.backend import WindowScores
 from kvd_cuda.errors import KernelInputError
 from kvd_cuda.host import HostBackend
+from kvd_cuda.host_scoring import WindowScores
 from kvd_cuda.planes import HeadRange
 from kvd_cuda.queries import WindowQueries
 
