@@ -4,17 +4,19 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvd_daemon.channel import Channel, ChannelEndedError, Packet
 from kvd_daemon.fd_store import names_file
 from kvd_daemon.settings import Settings
 
 from .child import Child
+from .patience import Patience
 
-READY_DEADLINE_S = 30.0  # seconds to serve; it takes one, on a loaded machine more
+READY_DEADLINE_S = 30.0  # seconds to serve, without those that it waits for a core; it takes one
 SILENCE_S = 5.0  # seconds without a report, of which there is one a second, that make it unhealthy
-UNHEALTHY_S = 60.0  # seconds of ill health after which another one takes its place
+UNHEALTHY_S = 60.0  # seconds of ill health, counted like that, after which another one takes its place
+LOOK_S = 1.0  # between two looks at one that is not well
 MAX_PACKETS = 1000  # read at a time; then it is others' turn
 FAILING = "failing"
 
@@ -31,7 +33,10 @@ class Daemon:
     state: str = "starting"
     detail: str = ""
     heard_s: float = 0.0
-    well_s: float = 0.0
+    patience: Patience = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.patience = Patience(self.child.pid, time.monotonic())
 
     @classmethod
     def start(cls, settings: Settings, device: str, kept: Mapping[str, int]) -> "Daemon":
@@ -75,12 +80,10 @@ class Daemon:
     def _note(self, packet: Packet) -> None:
         now = time.monotonic()
         if packet.kind == "ready":
-            self.ready, self.heard_s, self.well_s = True, now, now
+            self.ready, self.heard_s = True, now
         elif packet.kind == "health":
             self.state, self.detail = str(packet.fields["state"]), str(packet.fields["detail"])
             self.heard_s = now
-            if self.state != FAILING:
-                self.well_s = now
 
     def silent(self, now_s: float) -> bool:
         return self.ready and now_s - self.heard_s > SILENCE_S
@@ -89,21 +92,22 @@ class Daemon:
         return self.ready and self.state != FAILING and not self.silent(now_s)
 
     def hopeless(self, now_s: float) -> str:
-        """Why another one should take its place; empty if it should not."""
+        """Why another one should take its place; empty if it should not. Ask at every one of `events`."""
+        if self.healthy(now_s):
+            self.patience.begin_anew(now_s)
+            return ""
+        unwell_s = self.patience.look(now_s)
         if not self.ready:
-            late = now_s > self.started_s + READY_DEADLINE_S
-            return "does not get ready" if late else ""
-        if now_s - self.heard_s > UNHEALTHY_S:
-            return f"has not been heard of for {UNHEALTHY_S:g} s"
-        return f"is unwell: {self.detail}" if now_s - self.well_s > UNHEALTHY_S else ""
+            return "does not get ready" if unwell_s > READY_DEADLINE_S else ""
+        if unwell_s <= UNHEALTHY_S:
+            return ""
+        if self.silent(now_s):
+            return f"has not been heard of for {now_s - self.heard_s:.0f} s"
+        return f"is unwell: {self.detail}"
 
     def events(self, now_s: float) -> Iterator[float]:
         """Moments at which time alone changes something."""
-        if not self.ready:
-            yield self.started_s + READY_DEADLINE_S
-            return
-        yield self.heard_s + (UNHEALTHY_S if self.silent(now_s) else SILENCE_S)
-        yield self.well_s + UNHEALTHY_S
+        yield self.heard_s + SILENCE_S if self.healthy(now_s) else now_s + LOOK_S
 
     def summary(self, now_s: float) -> str:
         if not self.ready:

@@ -101,14 +101,9 @@ def taken(fd: int) -> Handoff:
 
 
 def _daemon_of(entry: Mapping[str, Any]) -> Daemon:
-    child, channel, now_s = (
-        Child(entry["pid"], entry["pidfd"]),
-        Channel.of(entry["channel"]),
-        time.monotonic(),
-    )
-    return Daemon(
-        entry["device"], child, channel, entry["started_s"], entry["ready"], heard_s=now_s, well_s=now_s
-    )
+    child, channel = Child(entry["pid"], entry["pidfd"]), Channel.of(entry["channel"])
+    started_s, ready = entry["started_s"], entry["ready"]
+    return Daemon(entry["device"], child, channel, started_s, ready, heard_s=time.monotonic())
 
 
 def _command() -> list[str]:
