@@ -1,7 +1,7 @@
-"""The daemon of one device: `python -m kvd_daemon.main SETTINGS_JSON DEVICE PARENT_PID [CHANNEL_FD KEPT_FD]`.
+"""The daemon of one device: `python -m kvd_daemon.main SETTINGS_JSON DEVICE PARENT_PID [FD FD WHEN]`.
 
-The last two are its supervisor's, see `channel` and `fd_store`. Exit status 2: an operator's mistake, told on
-stderr; 3: all is in order for the next daemon, which shall start at once.
+The last three are its supervisor's: see `channel`, `fd_store` and `processes`. Exit status 2: an operator's
+mistake, told on stderr; 3: all is in order for the next daemon, which shall start at once.
 """
 
 import asyncio
@@ -37,6 +37,7 @@ from kvd_daemon.journal import RecordingDevice
 from kvd_daemon.kernel.link import WorkerCommand
 from kvd_daemon.processes import (
     DEVICE_FAILED,
+    FOLLOWS,
     OPERATOR_MISTAKE,
     RESTART_WANTED,
     allow_many_descriptors,
@@ -44,7 +45,6 @@ from kvd_daemon.processes import (
 )
 from kvd_daemon.rpc.probe import LeaseProbe
 from kvd_daemon.rpc.server import Server
-from kvd_daemon.rpc.tls_port import TlsPort
 from kvd_daemon.run_dir import DeviceDir, private_folder
 from kvd_daemon.settings import Settings
 from kvd_daemon.socket_watch import watch_sockets
@@ -67,7 +67,7 @@ def main() -> None:
     try:
         folder = DeviceDir(Path(settings.run_dir), device, settings.socket_gid)
         command = WorkerCommand(settings.kernel_threads, kernel_cache(os.environ), folder.lock_fd)
-        serving = Serving(*device_memory(settings, device), store)
+        serving = Serving(*device_memory(settings, device), store, FOLLOWS in sys.argv[6:])
     except DeviceUnavailableError as error:  # the GPU; in a while it may be there again
         complain(f"kvd: {device}: {error}")
         sys.exit(DEVICE_FAILED)
@@ -89,11 +89,15 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Serving:
-    """A device's memory, how many bytes pools may take of it, and who keeps their descriptors."""
+    """A device's memory, how many bytes pools may take of it, and who keeps their descriptors.
+
+    `follows`: after other daemons of this kvd, which had accepted its settings.
+    """
 
     memory: DeviceMemory
     byte_count: int
     store: DescriptorStore
+    follows: bool
 
 
 def device_memory(settings: Settings, device: str) -> tuple[DeviceMemory, int]:
@@ -124,15 +128,14 @@ async def serve(
     engine.on_reload(lambda settings: engine.admission.set_quotas(settings.tenants))
     engine.on_reload(_change_log_level)
     server, attach = _doors(engine, settings, folder)
+    await (server.tcp.try_to_open() if serving.follows else server.tcp.open())
     await server.start()
     _spare_the_collector()
     folder.publish_grpc()
     LOG.info("serving %d bytes", byte_count)
-    if server.tcp_address:
-        LOG.info("operators may call %s", server.tcp_address)
     probe = LeaseProbe(str(folder.grpc_socket))
     watching = watch_sockets(folder, engine.health, _bound_again(server, attach, folder))
-    background = [engine.run(), attach.run(), engine.probing.ask(probe), watching]
+    background = [engine.run(), attach.run(), engine.probing.ask(probe), server.tcp.run(), watching]
     if supervised is not None:
         supervised.ready()
         background.append(supervised.run())
@@ -159,14 +162,12 @@ def _leave(device: RecordingDevice, ending: Ending) -> None:
 
 
 def _doors(engine: Engine, settings: Settings, folder: DeviceDir) -> tuple[Server, AttachServer]:
-    """Raises InvalidArgumentError if the TCP port cannot be opened as it is wanted."""
-    tls_port = TlsPort(settings.listening, folder.path.name) if settings.listening is not None else None
-    server = Server(engine, str(folder.grpc_socket_at_first), tls_port)
+    """Raises InvalidArgumentError if a socket cannot be bound."""
+    server = Server(engine, str(folder.grpc_socket_at_first), settings.listening)
     attach = AttachServer(engine, folder.attach_socket)
     folder.publish(folder.attach_socket)
     engine.on_reload(lambda written: _judge_anew(engine, written))
-    if tls_port is not None:
-        engine.on_reload(lambda _: tls_port.refresh(engine.gate.audit))
+    engine.on_reload(lambda written: server.tcp.reload(written.listening))
     return server, attach
 
 

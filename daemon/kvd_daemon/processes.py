@@ -18,6 +18,8 @@ DEVICE_FAILED = (
     4  # exit status of a daemon whose GPU cannot be used: others may go on, this one is tried again
 )
 RESTART_WANTED = 3  # exit status of a daemon that left everything in order for the next one
+FIRST, FOLLOWS = "first", "follows"
+"""When a daemon starts. After kvd has served, workers may wait for it: then it serves what it can."""
 STDERR_FD = 2
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SO_PEERPIDFD = 77  # asm-generic/socket.h, Linux 6.5

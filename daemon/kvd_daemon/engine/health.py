@@ -33,6 +33,7 @@ class Health:
         self._leased = False
         self._lease_trouble = "no answer"
         self._door_trouble = ""
+        self._lack = ""
         self._stall_s = 0.0
         self._finding = ""
         self._draining = False
@@ -65,7 +66,7 @@ class Health:
                 return self._finding or self._kernel_trouble or self._door_trouble or late
             case _:
                 stalled = f"the event loop was stuck for {self._stall_s:.1f} s within the last minute"
-                return stalled if self._stall_s > LONG_STALL_S else ""
+                return self._lack or (stalled if self._stall_s > LONG_STALL_S else "")
 
     @property
     def lease_age_s(self) -> float | None:
@@ -105,6 +106,13 @@ class Health:
         if trouble and trouble != self._door_trouble:
             LOG.error("%s", trouble)
         self._door_trouble = trouble
+        self.look()
+
+    def lacks(self, what: str) -> None:
+        """What operators miss and workers do not: it is told, and makes nothing red."""
+        if what and what != self._lack:
+            LOG.error("%s", what)
+        self._lack = what
         self.look()
 
     def find(self, what: str) -> None:

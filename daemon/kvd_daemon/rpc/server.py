@@ -15,17 +15,18 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from kvd.errors import InvalidArgumentError
 from kvd.v1 import kvd_pb2, kvd_pb2_grpc
+from kvd_daemon.access.listening import Listening
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.health import HealthState
 
 from .admin_service import AdminService
-from .doors import Door, TlsDoor, UnixDoor
+from .doors import Door, UnixDoor
 from .guard import Guard, GuardedMethods
 from .lease_service import LeaseService
 from .pool_service import PoolService
 from .session_service import SessionService
 from .share_service import ShareService
-from .tls_port import TlsPort
+from .tcp_server import TcpServer
 
 MAX_REPLY_BYTES = 64 << 20  # bytes; block tables of the largest pool, every second block taken
 STOP_GRACE_S = 0.5  # seconds that calls under way get when the daemon stops
@@ -45,16 +46,14 @@ SERVICES = tuple(service.full_name for service in kvd_pb2.DESCRIPTOR.services_by
 
 
 class Server:
-    """Listens on a Unix socket, and on a TCP port if there is one, from `start` to `stop`."""
+    """Listens on a Unix socket from `start` to `stop`, and on a TCP port as `tcp` is told."""
 
-    def __init__(self, engine: Engine, socket_path: str, tls_port: TlsPort | None = None) -> None:
-        """Raises InvalidArgumentError if the socket or the TCP port cannot be had."""
+    def __init__(self, engine: Engine, socket_path: str, listening: Listening | None = None) -> None:
+        """Raises InvalidArgumentError if the socket cannot be had."""
         self._engine = engine
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not re-exported by name
-        self._servers = [self._open_unix(socket_path)]
-        self._tls_port = tls_port
-        self._watching: asyncio.Task[None] | None = None
-        self.tcp_address = self._open_tcp(tls_port) if tls_port is not None else ""
+        self._unix = self._open_unix(socket_path)
+        self.tcp = TcpServer(engine, listening, lambda door: self._serving(door, TCP_OPTIONS))
 
     def _serving(self, door: Door, options: tuple[tuple[str, int], ...]) -> grpc.aio.Server:
         """A server of all services behind that door."""
@@ -97,28 +96,13 @@ class Server:
         server = self._open_unix(socket_path)
         await server.start()
         publish()
-        old, self._servers[0] = self._servers[0], server
+        old, self._unix = self._unix, server
         await old.stop(STOP_GRACE_S)
-
-    def _open_tcp(self, tls_port: TlsPort) -> str:
-        """The address that was opened, with its true port."""
-        server = self._serving(TlsDoor(self._engine, tls_port), TCP_OPTIONS)
-        self._servers.append(server)
-        try:
-            port = server.add_secure_port(tls_port.address, tls_port.credentials())
-        except RuntimeError as error:
-            raise InvalidArgumentError(
-                f"--listen: {tls_port.address} cannot be opened; choose a free port of this machine"
-            ) from error
-        return f"{tls_port.address.rpartition(':')[0]}:{port}"
 
     async def start(self) -> None:
         await self._show_health()
         self._engine.health.listen(self._health_changed)
-        for server in self._servers:
-            await server.start()
-        if self._tls_port is not None:
-            self._watching = asyncio.create_task(self._tls_port.watch(self._engine.gate.audit))
+        await self._unix.start()
 
     def _health_changed(self) -> None:
         self._engine.spawn(self._show_health())
@@ -130,6 +114,4 @@ class Server:
             await self._health.set(service, status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-        await asyncio.gather(*(server.stop(STOP_GRACE_S) for server in self._servers))
+        await asyncio.gather(self._unix.stop(STOP_GRACE_S), self.tcp.stop(STOP_GRACE_S))

@@ -1,6 +1,5 @@
 """The TCP port's credentials: certificates and tokens that are read again when their files change."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -48,12 +47,6 @@ class TlsPort:
         return grpc.dynamic_ssl_server_credentials(
             _configuration(given), newest, require_client_authentication=self.wants_certificates
         )
-
-    async def watch(self, audit: AuditLog) -> None:
-        """Until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self.refresh(audit)
 
     def refresh(self, audit: AuditLog) -> None:
         """Take what changed; what cannot be used is told, and what was there before still counts."""

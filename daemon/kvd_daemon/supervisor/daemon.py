@@ -39,13 +39,13 @@ class Daemon:
         self.patience = Patience(self.child.pid, time.monotonic())
 
     @classmethod
-    def start(cls, settings: Settings, device: str, kept: Mapping[str, int]) -> "Daemon":
-        """It inherits what the device's last daemon had put. Raises OSError."""
+    def start(cls, settings: Settings, device: str, kept: Mapping[str, int], when: str) -> "Daemon":
+        """It inherits what the device's last daemon had put. `when` is FIRST or FOLLOWS. Raises OSError."""
         channel, theirs = Channel.pair()
         kept_fd = names_file(dict(kept))
         own = (theirs.fileno(), kept_fd)
         try:
-            arguments = [settings.to_json(), device, str(os.getpid()), *map(str, own)]
+            arguments = [settings.to_json(), device, str(os.getpid()), *map(str, own), when]
             child = Child.start("kvd_daemon.main", arguments, (*own, *kept.values()))
         except OSError:
             channel.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvd.errors import InvalidArgumentError
 from kvd_daemon.channel import ChannelEndedError, Packet
-from kvd_daemon.processes import DEVICE_FAILED, OPERATOR_MISTAKE
+from kvd_daemon.processes import DEVICE_FAILED, FIRST, FOLLOWS, OPERATOR_MISTAKE
 from kvd_daemon.settings import Settings
 
 from .child import adopt_orphans, reap_orphans
@@ -97,7 +97,7 @@ class Supervisor:
 
     def _start(self, watch: Watch) -> None:
         try:
-            self._watch(watch.start(self._settings))
+            self._watch(watch.start(self._settings, FOLLOWS if self._announced else FIRST))
         except OSError as error:
             watch.refused(error)
 

@@ -44,10 +44,10 @@ class Watch:
         self.left_files = False
         self.device_failed = False
 
-    def start(self, settings: Settings) -> Daemon:
-        """Raises OSError if the system refuses a process."""
+    def start(self, settings: Settings, when: str) -> Daemon:
+        """As Daemon.start. Raises OSError if the system refuses a process."""
         self.due_s = None
-        self.daemon = Daemon.start(settings, self.device, self._kept.of(self.device))
+        self.daemon = Daemon.start(settings, self.device, self._kept.of(self.device), when)
         return self.daemon
 
     def hear(self) -> None:
