@@ -34,6 +34,7 @@ from kvd_daemon.engine.inheritance import inherit, open_state
 from kvd_daemon.engine.stopping import Ending
 from kvd_daemon.fd_store import NO_STORE, DescriptorStore, FdStore
 from kvd_daemon.journal import RecordingDevice
+from kvd_daemon.journal_watch import watch_journal
 from kvd_daemon.kernel.link import WorkerCommand
 from kvd_daemon.processes import (
     DEVICE_FAILED,
@@ -136,6 +137,9 @@ async def serve(
     probe = LeaseProbe(str(folder.grpc_socket))
     watching = watch_sockets(folder, engine.health, _bound_again(server, attach, folder))
     background = [engine.run(), attach.run(), engine.probing.ask(probe), server.tcp.run(), watching]
+    if opened.device.journal is not None:
+        opened.device.journal.only_while(lambda: folder.is_ours)
+        background.append(watch_journal(opened.device.journal, engine.health))
     if supervised is not None:
         supervised.ready()
         background.append(supervised.run())

@@ -28,7 +28,7 @@ async def watch_sockets(
         for path, bind_again in doors.items():
             if not folder.has(path):
                 trouble = await _again(folder, path, bind_again)
-        health.doors(trouble)
+        health.found_of("sockets", trouble)
 
 
 async def _again(folder: DeviceDir, path: Path, bind_again: Callable[[], Awaitable[None]]) -> str:

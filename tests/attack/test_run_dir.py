@@ -20,6 +20,7 @@ def test_a_kvd_whose_run_dir_was_removed_leaves_the_next_ones_sockets_alone(tmp_
             first.process.terminate()
             first.process.communicate()
             assert first.process.returncode == 0
+            assert list(second.run_dir.glob("host0/journal/*.snapshot")), "the next one's journal too"
             kvd_client.connect(second.run_dir).close()
     finally:
         first.kill()

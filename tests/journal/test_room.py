@@ -172,6 +172,88 @@ def test_a_folder_that_somebody_removed_is_made_again_with_all_there_is_and_refu
     read_again(folder, device)
 
 
+@pytest.mark.parametrize("gone", ["*", "*.snapshot", "*.segment"])
+def test_files_that_somebody_removed_are_missed_at_the_next_look_and_written_again(
+    device, folder, gone
+) -> None:
+    kept = lease(device)
+    assert device.journal.look() == ""
+    for path in folder.glob(gone):
+        path.unlink()
+    assert device.journal.look() == ""
+    assert kept in device.leases
+    read_again(folder, device)
+
+
+def test_a_folder_that_is_gone_is_missed_too_and_trouble_is_told_as_long_as_it_lasts(
+    device, disk, folder
+) -> None:
+    lease(device)
+    shutil.rmtree(folder)
+    disk.is_full = True
+    assert "nothing would survive: No space left on device" in device.journal.look()
+    disk.is_full = False
+    assert device.journal.look() == ""
+    read_again(folder, device)
+
+
+def test_a_folder_that_a_file_took_the_place_of_is_named(device, folder) -> None:
+    shutil.rmtree(folder)
+    folder.touch()
+    assert f"{folder}: File exists" in device.journal.look()
+    folder.unlink()
+    assert device.journal.look() == ""
+
+
+def test_in_a_place_that_is_anothers_by_now_nothing_is_touched_and_workers_go_on(device, folder) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (theirs := folder / "0000000001.segment").write_text("theirs")
+    device.journal.only_while(lambda: False)
+    assert "another kvd's" in device.journal.look()
+    for _ in range(200):  # more than a segment holds
+        device.release("ann", [lease(device)])
+    device.journal.remove()
+    assert [path.name for path in folder.iterdir()] == [theirs.name]
+    assert theirs.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["folder", "pipe"])
+@pytest.mark.parametrize("name", ["0000000000.segment", "0000000009.snapshot"])
+def test_what_is_no_file_among_a_journals_files_is_named_and_set_aside(device, folder, make, name) -> None:
+    device.journal.close()
+    (folder / name).unlink(missing_ok=True)
+    make(folder / name)
+    again = open_journal(folder, 1 << 30, Limits(), SETTINGS)
+    assert again.found.state == "quarantined"
+    assert f"{name} is no file" in again.found.detail
+    again.device.journal.close()
+
+
+def test_a_folder_in_the_place_of_the_next_segment_is_an_error_that_names_it(device, folder) -> None:
+    (blocked := folder / "0000000001.new").mkdir()
+    leases_until_refused(device)
+    with pytest.raises(UnavailableError, match=f"{blocked}: Is a directory"):
+        lease(device)
+    blocked.rmdir()
+    lease(device)
+    read_again(folder, device)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch], ids=["folder", "file"])
+def test_what_is_left_of_a_journal_that_was_being_made_is_in_nobodys_way(tmp_path, make) -> None:
+    make(tmp_path / "journal.new")
+    opened = open_journal(tmp_path / "journal", 1 << 30, Limits(), SETTINGS)
+    assert opened.found.state == "fresh"
+    opened.device.journal.remove()
+
+
+def test_a_place_where_nothing_can_be_made_is_named_and_no_room_is_asked_for(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match=r"file/journal\.new: Not a directory; make way there"):
+        open_journal(tmp_path / "file" / "journal", 1 << 30, Limits(), SETTINGS)
+
+
 def test_what_happens_after_the_close_is_not_written(device, folder) -> None:
     before = state_of(device)
     device.journal.close()

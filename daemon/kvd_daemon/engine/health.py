@@ -32,7 +32,7 @@ class Health:
         self._leases_since_s: float | None = None
         self._leased = False
         self._lease_trouble = "no answer"
-        self._door_trouble = ""
+        self._troubles: dict[str, str] = {}
         self._lack = ""
         self._stall_s = 0.0
         self._finding = ""
@@ -44,7 +44,7 @@ class Health:
     def state(self) -> HealthState:
         if self._draining:
             return HealthState.DRAINING
-        if self._finding or self._kernel_trouble or self._door_trouble or self._lease_is_late:
+        if self._finding or self._kernel_trouble or self._troubles or self._lease_is_late:
             return HealthState.FAILING
         starts = self._kernel_trouble is not None or not self._leased
         return HealthState.STARTING if starts else HealthState.SERVING
@@ -63,7 +63,7 @@ class Health:
                 )
             case HealthState.FAILING:
                 late = f"no lease round trip for {LATE_S:g} s: {self._lease_trouble}"
-                return self._finding or self._kernel_trouble or self._door_trouble or late
+                return self._finding or self._kernel_trouble or "; ".join(self._troubles.values()) or late
             case _:
                 stalled = f"the event loop was stuck for {self._stall_s:.1f} s within the last minute"
                 return self._lack or (stalled if self._stall_s > LONG_STALL_S else "")
@@ -101,11 +101,13 @@ class Health:
         self._stall_s = longest_s
         self.look()
 
-    def doors(self, trouble: str) -> None:
-        """Why nobody new can connect, or nothing."""
-        if trouble and trouble != self._door_trouble:
+    def found_of(self, what: str, trouble: str) -> None:
+        """What is wrong with that part, by the last look at it; or nothing."""
+        if trouble and trouble != self._troubles.get(what):
             LOG.error("%s", trouble)
-        self._door_trouble = trouble
+        self._troubles.pop(what, None)
+        if trouble:
+            self._troubles[what] = trouble
         self.look()
 
     def lacks(self, what: str) -> None:

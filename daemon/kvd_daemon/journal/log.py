@@ -5,6 +5,7 @@ is deleted as soon as that is complete. Appends go on in the newest segment. Not
 this is for the death of processes, not of machines.
 """
 
+import errno
 import logging
 import shutil
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from kvd_daemon.core import CORE_VERSION
 from .segments import FORMAT_VERSION, MAGIC, SCHEMA_SUM, Header, Segment, record_bytes
 from .snapshots import MAGIC as SNAPSHOT_MAGIC
 from .snapshots import Moment, write_snapshot
+
+LITTLE_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NOT_OURS = "was removed, or is another kvd's"
 
 SEGMENT_BYTES = 4 << 20  # bytes; some 20,000 calls, replayed in about a second
 RESERVE_BYTES = 1 << 20  # bytes of it that are left for releases while there is no room for another one
@@ -59,7 +63,7 @@ class Files:
     def delete_before(self, number: int) -> None:
         """And what was never completed."""
         for path in self.folder.iterdir():
-            if path.stem.isdecimal() and int(path.stem) < number:
+            if path.stem.isdecimal() and int(path.stem) < number and not is_folder(path):
                 path.unlink()
 
 
@@ -79,13 +83,14 @@ class Journal:
         self._limit = segment.size_bytes - settings.reserve_bytes
         self._trouble = ""
         self._is_closed = False
+        self._base = files.numbers(".snapshot")[-1]
+        self._is_ours: Callable[[], bool] = lambda: True
 
     @classmethod
     def begin(cls, files: Files, settings: JournalSettings, capture: Callable[[], Moment]) -> "Journal":
         """A new one, in a folder that is not there yet. Raises OSError if there is no room."""
         making = Files(files.folder.with_name(f"{files.folder.name}.new"), files.boot_id)
-        if making.folder.exists():
-            shutil.rmtree(making.folder)
+        delete(making.folder)
         making.folder.mkdir(mode=0o700, parents=True)
         segment = _first_segment(making, settings, (0, 0), capture)
         making.folder.rename(files.folder)
@@ -95,13 +100,48 @@ class Journal:
     def folder(self) -> Path:
         return self._files.folder
 
+    def only_while(self, is_ours: Callable[[], bool]) -> None:
+        """Nothing is made or deleted there unless that says so: the place may be another daemon's by now."""
+        self._is_ours = is_ours
+
+    def look(self) -> str:
+        """To be called now and then: what a daemon after this one would not find; nothing if all is there.
+
+        Files that somebody removed are missed here, not only when the last of them is full; then all there is
+        is written again.
+        """
+        if self._is_closed or self._is_whole():
+            return ""
+        if not self._is_ours():
+            return f"{self.folder.parent} {NOT_OURS}: nothing would outlive this daemon"
+        LOG.warning("files of the journal in %s are gone; it is begun anew", self.folder)
+        self._start_over()
+        return self._trouble
+
+    def _is_whole(self) -> bool:
+        if self._segment is None:
+            return False
+        if self._writing is not None and not self._writing.done():
+            return True  # files come and go
+        needed = [self._files.segment(number) for number in range(self._base, self._number)]
+        there = all(path.exists() for path in [self._files.snapshot(self._base), *needed])
+        return there and self._segment.is_at(self._files.segment(self._number))
+
+    def _require_ours(self) -> None:
+        """Raises OSError."""
+        if not self._is_ours():
+            raise OSError(errno.ESTALE, NOT_OURS, str(self.folder.parent))
+
     def require_room(self) -> None:
-        """Call before what takes something. Raises UnavailableError if it could not be written down."""
+        """Call before what takes something. Raises UnavailableError if it could not be written down.
+
+        Not where the place is lost for good: health is red, and who is connected goes on with this daemon.
+        """
         segment = self._segment
         if segment is not None and segment.end <= self._limit:
             return
         self._make_room()
-        if self._segment is None or self._segment.end > self._limit:
+        if (self._segment is None or self._segment.end > self._limit) and self._is_ours():
             raise UnavailableError(
                 f"{self._trouble or 'the journal is closed'}; nothing is leased until there are "
                 f"{self._settings.segment_bytes} bytes of room, releases still work",
@@ -118,8 +158,7 @@ class Journal:
             self._rotate()
 
     def _make_room(self) -> None:
-        was_removed = not self._files.segment(self._number).exists()  # by somebody: nothing would survive
-        if self._segment is None or was_removed:
+        if not self._is_whole():
             self._start_over()
         else:
             self._rotate()
@@ -150,9 +189,10 @@ class Journal:
         number, size = self._number + 1, self._settings.segment_bytes + record_bytes
         header = self._files.header(MAGIC, number, old.chain)
         try:
+            self._require_ours()
             new = Segment.create(self._files.segment(number), header, size)
         except OSError as error:
-            self._note(f"no room for the journal in {self.folder}: {error.strerror}")
+            self._note(f"no room for the journal in {self.folder}: {why(error)}")
             return False
         old.seal()
         old.close()
@@ -172,10 +212,12 @@ class Journal:
 
     def _write(self, header: Header, moment: Moment) -> None:
         try:
+            self._require_ours()
             write_snapshot(self._files.snapshot(header.number), header, moment)
+            self._base = header.number
             self._files.delete_before(header.number)
         except OSError as error:  # the segments are still there, and replayed
-            LOG.error("no snapshot in %s: %s", self.folder, error.strerror)
+            LOG.error("no snapshot in %s: %s", self.folder, why(error))
 
     def _start_over(self) -> None:
         """There is no room to go on. What is there is worth nothing now; perhaps it makes room enough."""
@@ -187,11 +229,13 @@ class Journal:
             self._segment = None
         place = self._number + 1, 0
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have removed it
+            self._require_ours()
+            self.folder.mkdir(mode=0o700, exist_ok=True)  # somebody may have removed it
             self._files.delete_before(place[0])
             self._use(_first_segment(self._files, self._settings, place, self._capture))
+            self._base = self._number
         except OSError as error:
-            self._note(f"there is no journal in {self.folder}, nothing would survive: {error.strerror}")
+            self._note(f"there is no journal in {self.folder}, nothing would survive: {why(error)}")
 
     def settle(self) -> None:
         """Wait until the snapshot that is being written is complete, if there is one."""
@@ -206,15 +250,17 @@ class Journal:
         self.settle()
         place = self._number + 1, 0 if self._segment is None else self._segment.chain
         try:
+            self._require_ours()
             segment = _first_segment(self._files, self._settings, place, self._capture)
         except OSError as error:
             raise UnavailableError(
-                f"no room for a snapshot in {self.folder}: {error.strerror}; make some and try again",
+                f"no room for a snapshot in {self.folder}: {why(error)}; make some and try again",
                 folder=self.folder,
             ) from error
         if self._segment is not None:
             self._segment.close()
         self._use(segment)
+        self._base = self._number
         self._files.delete_before(self._number)
 
     def close(self) -> None:
@@ -228,7 +274,26 @@ class Journal:
     def remove(self) -> None:
         """The memory it tells of goes now."""
         self.close()
-        shutil.rmtree(self.folder, ignore_errors=True)  # or somebody has removed it already
+        if self._is_ours():
+            shutil.rmtree(self.folder, ignore_errors=True)  # or somebody has removed it already
+
+
+def why(error: OSError) -> str:
+    """In words; which file it is about, unless it is about all of them."""
+    about = "" if error.errno in LITTLE_ROOM or error.filename is None else f"{error.filename}: "
+    return f"{about}{error.strerror}"
+
+
+def is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def delete(path: Path) -> None:
+    """Whatever it is, if it is there. Raises OSError."""
+    if is_folder(path):
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _first_segment(

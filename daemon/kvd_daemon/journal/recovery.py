@@ -1,6 +1,7 @@
 """Opening a journal: the state it tells of, or an empty one and a journal moved aside. Never a guess."""
 
 import logging
+import stat
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from kvd_daemon.core import CORE_VERSION, Limits
 from kvd_daemon.core.image import restore
 
 from .codec import CodecError, Decoder
-from .log import Files, Journal, JournalSettings, boot_id
+from .log import LITTLE_ROOM, Files, Journal, JournalSettings, boot_id, delete, is_folder, why
 from .recording import RecordingDevice
 from .records import EVENTS, Record, decoded, digest
 from .segments import SCHEMA_SUM, CorruptError, Header, Segment, SegmentReader
@@ -57,8 +58,11 @@ def open_journal(
     try:
         device, found = _opened(files, memory_bytes, limits, settings)
     except OSError as error:
+        way_out = f"make {settings.segment_bytes} bytes of room there"
+        if error.errno not in LITTLE_ROOM:
+            way_out = "make way there, or choose another --run-dir"
         raise UnavailableError(
-            f"no journal in {folder}: {error.strerror}; make {settings.segment_bytes} bytes of room there",
+            f"no journal in {folder}: {why(error)}; {way_out}",
             folder=folder,
             missing_bytes=settings.segment_bytes,
         ) from error
@@ -71,7 +75,7 @@ def _opened(
     files: Files, memory_bytes: int, limits: Limits, settings: JournalSettings
 ) -> tuple[RecordingDevice, Found]:
     found = Found("fresh")
-    if files.folder.exists():
+    if files.folder.exists() or files.folder.is_symlink():
         try:
             return _recovered(files, settings)
         except CorruptError as error:
@@ -88,6 +92,7 @@ def _opened(
 
 def _recovered(files: Files, settings: JournalSettings) -> tuple[RecordingDevice, Found]:
     """Raises CorruptError, _OtherBootError."""
+    _refuse_strangers(files)
     snapshots = files.numbers(".snapshot")
     if not snapshots:
         raise CorruptError("there is no snapshot to begin with")
@@ -103,6 +108,16 @@ def _recovered(files: Files, settings: JournalSettings) -> tuple[RecordingDevice
     if not _is_this_version(last.header):
         device.journal.snapshot_now()
     return device, Found("recovered", records=replay.records)
+
+
+def _refuse_strangers(files: Files) -> None:
+    """Raises CorruptError for what kvd never made: reading a pipe would not even end."""
+    if not is_folder(files.folder):
+        raise CorruptError(f"{files.folder} is no folder")
+    for suffix in (".snapshot", ".segment"):
+        for path in files.folder.glob(f"*{suffix}"):
+            if path.stem.isdecimal() and not stat.S_ISREG(path.lstat().st_mode):
+                raise CorruptError(f"{path} is no file")
 
 
 def _is_this_version(header: Header) -> bool:
@@ -185,7 +200,5 @@ def _move_aside(folder: Path, why: str) -> Path:
     folder.rename(aside)
     older = sorted(folder.parent.glob(f"{folder.name}.*-*"), key=lambda path: path.name.rpartition("-")[2])
     for path in older[:-MAX_ASIDE]:
-        for file in path.iterdir():
-            file.unlink()
-        path.rmdir()
+        delete(path)
     return aside

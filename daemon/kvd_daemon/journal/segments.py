@@ -65,8 +65,10 @@ class Header:
 class Segment:
     """An open one: `append` goes on behind its last record."""
 
-    def __init__(self, path: Path, header: Header, view: mmap.mmap, end: int, chain: int) -> None:
-        self.path = path
+    def __init__(
+        self, file: "tuple[Path, os.stat_result]", header: Header, view: mmap.mmap, end: int, chain: int
+    ) -> None:
+        self.path, self._file = file
         self.header = header
         self.end = end
         self.chain = chain
@@ -80,14 +82,14 @@ class Segment:
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size_bytes)
-            view = _mapped(fd, size_bytes)
+            view, file = _mapped(fd, size_bytes), os.fstat(fd)
         except OSError:
             new.unlink()
             raise
         finally:
             os.close(fd)
         view[: HEADER.size + 4] = header.packed()
-        segment = cls(path, header, view, HEADER_BYTES, header.chain)
+        segment = cls((path, file), header, view, HEADER_BYTES, header.chain)
         segment._store_end(0)
         os.rename(new, path)
         return segment
@@ -96,7 +98,15 @@ class Segment:
     def resume(cls, path: Path, header: Header, end: int, chain: int) -> "Segment":
         """Go on with one that was read to its end."""
         with open(path, "r+b") as file:
-            return cls(path, header, _mapped(file.fileno(), path.stat().st_size), end, chain)
+            found = os.fstat(file.fileno())
+            return cls((path, found), header, _mapped(file.fileno(), found.st_size), end, chain)
+
+    def is_at(self, path: Path) -> bool:
+        """Whether this very file can be found there."""
+        try:
+            return os.path.samestat(self._file, os.stat(path))
+        except OSError:
+            return False
 
     @property
     def size_bytes(self) -> int:

@@ -18,7 +18,7 @@ from kvd_daemon.engine.engine import Engine
 from .doors import Door, TlsDoor
 from .tls_port import LOOK_S, TlsPort
 
-LOOKS_PER_ATTEMPT = 5  # an attempt to open it that fails is a line in the log
+LOOKS_PER_ATTEMPT = 3  # an attempt to open it that fails is a line in the log
 LOG = logging.getLogger("kvd.tcp")
 
 
