@@ -52,11 +52,13 @@ from kvd.errors import (
     LimitExceededError,
     NotFoundError,
     NotOwnerError,
+    PinNotFoundError,
     PoolExhaustedError,
     PoolInUseError,
     PoolMismatchError,
     PoolNotFoundError,
     PrefixNotFoundError,
+    QuotaExceededError,
     RequestReusedError,
     SessionExpiredError,
     SessionNotFoundError,
@@ -66,9 +68,11 @@ from kvd.errors import (
     UnavailableError,
 )
 from kvd.policy import H2O, Dense, Dual, Keep, Policy, SnapKV, Span, Streaming
+from kvd_client import prefix
 from kvd_client._client import Client, connect
 from kvd_client._events import Draining, Event, Events, LeaseRevoked, Pressure, SessionLost
 from kvd_client._lease import Lease
+from kvd_client._match import Match
 from kvd_client._pool import LeaseWish, Pool
 from kvd_client._report import CompressionReport, Rope
 from kvd_client._spec import KVSpec
@@ -113,8 +117,10 @@ __all__ = [
     "LeaseRevokedError",
     "LeaseWish",
     "LimitExceededError",
+    "Match",
     "NotFoundError",
     "NotOwnerError",
+    "PinNotFoundError",
     "Policy",
     "Pool",
     "PoolExhaustedError",
@@ -123,6 +129,7 @@ __all__ = [
     "PoolNotFoundError",
     "PrefixNotFoundError",
     "Pressure",
+    "QuotaExceededError",
     "RequestReusedError",
     "Rope",
     "SessionExpiredError",
@@ -136,4 +143,5 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "connect",
+    "prefix",
 ]

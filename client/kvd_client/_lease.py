@@ -49,6 +49,10 @@ class Lease:
         self.pool = pool
         self.lease_ahead = lease_ahead
         self.handle = handle
+        self.prefix_tokens = handle.state.length
+        """Leading tokens that were there already when it was leased: compute the others."""
+        self.prompt_hashes: Sequence[bytes] | None = None
+        """Of the prompt that it was leased for; see `Pool.lease`."""
         self._session = pool.session
 
     def __repr__(self) -> str:
@@ -204,6 +208,16 @@ class Lease:
                 request_id=new_request_id(), progress=self.handle.progress(), prefix_hashes=hashes
             )
             self._make(self._session.lease_service.Seal, request)
+
+    def seal_prompt(self) -> None:
+        """Seal what is written of the prompt that it was leased for: others with that prompt find it.
+
+        Asks the daemon. Raises InvalidArgumentError of a lease that was made without a prompt.
+        """
+        if self.prompt_hashes is None:
+            raise InvalidArgumentError("this lease was made without a prompt; seal(prefix_hashes) it")
+        full = self.length // self.pool.spec.block_size
+        self.seal(self.prompt_hashes[: min(full, len(self.prompt_hashes))])
 
     def release(self) -> None:
         """End the lease; you promise to have stopped writing. Asks the daemon. Harmless twice.

@@ -26,17 +26,20 @@ from kvd.policy import Dense, Policy
 from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import held
-from kvd_client._checked import prefix_hashes, token_count
+from kvd_client._checked import prefix_hashes, seconds, token_count
 from kvd_client._growth import Growth, grow
 from kvd_client._handle import LeaseHandle
 from kvd_client._lease import Lease
+from kvd_client._match import DEFAULT_TTL_S, Match, find
 from kvd_client._memory import PoolMemory
+from kvd_client._prompt import Prompt, lease_prompt
 from kvd_client._session import Session, new_request_id
 from kvd_client._state import Slots
 from kvd_client._waiting import wait_seconds, waiting
 
 MAX_LEASE_AHEAD = 1024  # blocks; more is `tokens`
 DEFAULT_LEASE_AHEAD = 1  # blocks; a decode step then asks the daemon every 2 * block_size tokens
+MAX_PIN_ID = (1 << 63) - 1  # ids count up from 1
 WISHES = "a list of LeaseWish"
 LEASES = "a list of leases of this pool"
 
@@ -47,20 +50,29 @@ class LeaseWish:
 
     tokens       to make room for, a shared prefix included
     policy       what the lease keeps when it is compressed; Streaming also decides how it grows
-    prefix       hashes of leading sealed blocks to share, as in `Lease.seal`, all of them or none
+    prefix       a Match, or hashes of leading sealed blocks to share, as in `Lease.seal`, all of them or none
     lease_ahead  blocks that `extend` asks for beyond what it needs
     """
 
     tokens: int = 0
     policy: Policy = field(default_factory=Dense)
-    prefix: Sequence[bytes] = ()
+    prefix: Sequence[bytes] | Match = ()
     lease_ahead: int = DEFAULT_LEASE_AHEAD
 
     def __post_init__(self) -> None:
         token_count(self.tokens)
         whole("lease_ahead", self.lease_ahead, 0, MAX_LEASE_AHEAD)
         policy_to_proto(self.policy)
-        object.__setattr__(self, "prefix", tuple(prefix_hashes("prefix", self.prefix)))
+        if not isinstance(self.prefix, Match):
+            object.__setattr__(self, "prefix", tuple(prefix_hashes("prefix", self.prefix)))
+
+    def to_proto(self) -> pb.LeaseItem:
+        item = pb.LeaseItem(tokens=self.tokens, policy=policy_to_proto(self.policy))
+        if isinstance(self.prefix, Match):
+            self.prefix.name_in(item)
+        else:
+            item.prefix_hashes.extend(self.prefix)
+        return item
 
 
 class Pool:
@@ -159,19 +171,53 @@ class Pool:
         self,
         tokens: int = 0,
         policy: Policy | None = None,
-        prefix: Sequence[bytes] = (),
+        prefix: Sequence[bytes] | Match = (),
         lease_ahead: int = DEFAULT_LEASE_AHEAD,
         wait: float = 0.0,
+        prompt: Any = None,
+        namespace: str = "",
     ) -> Lease:
         """Lease blocks for one sequence; see LeaseWish. Asks the daemon.
 
-        wait  seconds to stand in the daemon's line for when blocks are short, on top of the client's timeout
+        wait    seconds to stand in the daemon's line for when blocks are short, on top of the client's
+                timeout
+        prompt  token ids: what is sealed here of them under the hashes of `kvd_client.prefix` with
+                `namespace` becomes the prefix (but never the last token, which the model has to see), and
+                there is room for all of them. `Lease.prefix_tokens` tells how many need no prefill;
+                `Lease.seal_prompt` lets others find the rest.
 
         Raises PoolExhaustedError, QuotaExceededError, LimitExceededError, PrefixNotFoundError,
-        UnavailableError, DeadlineExceededError.
+        PinNotFoundError, UnavailableError, DeadlineExceededError.
         """
-        kept = Dense() if policy is None else policy
-        return self.lease_many([LeaseWish(tokens, kept, prefix, lease_ahead)], wait)[0]
+        wish = LeaseWish(tokens, Dense() if policy is None else policy, prefix, lease_ahead)
+        if prompt is None:
+            return self.lease_many([wish], wait)[0]
+        return lease_prompt(self, wish, Prompt.of(prompt, self.spec.block_size, namespace), wait)
+
+    def match(self, hashes: Sequence[bytes], ttl: float = DEFAULT_TTL_S) -> Match:
+        """Find the longest leading run of hashes whose blocks are here, and keep them here for `ttl` seconds,
+        60 at most. Asks the daemon. Nothing found is a match of length 0.
+
+        Raises PoolExhaustedError and QuotaExceededError where holding them would be too much,
+        LimitExceededError.
+        """
+        return find(self, hashes, seconds("ttl", ttl))
+
+    def pin(self, hashes: Sequence[bytes]) -> int:
+        """Keep the blocks of all these hashes here until `unpin` of the answer, whatever session ends.
+
+        Asks the daemon. Raises PrefixNotFoundError, QuotaExceededError (the tenant's `pin_blocks`, which are
+        none by default).
+        """
+        named = prefix_hashes("hashes", hashes)
+        request = pb.PinRequest(request_id=new_request_id(), pool=self.name, prefix_hashes=named)
+        answer = self.session.call(self.session.share_service.Pin, request, self.check)
+        return int(answer.pin_id)
+
+    def unpin(self, pin_id: int) -> None:
+        """End a pin, of this or another session of the tenant. Asks the daemon. Raises PinNotFoundError."""
+        request = pb.UnpinRequest(request_id=new_request_id(), pin_id=whole("pin_id", pin_id, 0, MAX_PIN_ID))
+        self.session.call(self.session.share_service.Unpin, request, self.check)
 
     def lease_many(self, wishes: Sequence[LeaseWish], wait: float = 0.0) -> list[Lease]:
         """Lease for several sequences, all or none, in one call. `wait` and errors as of `lease`."""
@@ -183,15 +229,10 @@ class Pool:
         self.check()
         if not wishes:
             return []
-        items = [
-            pb.LeaseItem(
-                tokens=wish.tokens,
-                policy=policy_to_proto(wish.policy),
-                prefix_hashes=wish.prefix,
-            )
-            for wish in wishes
-        ]
-        answers = self._grant(self._request(items), wait_s)
+        answers = self._grant(self._request([wish.to_proto() for wish in wishes]), wait_s)
+        for wish in wishes:
+            if isinstance(wish.prefix, Match):
+                wish.prefix.taken()
         return [self._adopt(wish, answer) for wish, answer in zip(wishes, answers, strict=True)]
 
     def extend_many(self, leases: Sequence[Lease], tokens: Sequence[int], wait: float = 0.0) -> list[Slots]:

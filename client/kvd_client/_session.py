@@ -97,6 +97,7 @@ class Session:
         self.events = Events()
         self._channel = grpc.insecure_channel(endpoint.grpc_target, options=CHANNEL_OPTIONS)
         self.lease_service = rpc.LeaseServiceStub(self._channel)
+        self.share_service = rpc.ShareServiceStub(self._channel)
         self.pool_service = rpc.PoolServiceStub(self._channel)
         self._stream = SessionStream(endpoint, name, self._channel, self)
         self._held = threading.Lock()

@@ -19,21 +19,26 @@ import kvd_client
 from kvd.arguments import refused
 from kvd_client._client import Client
 from kvd_client._lease import Lease
+from kvd_client._match import Match
 from kvd_client._pool import Pool
 
 AWAITED = {
     Client: {"pool", "close"},
-    Pool: {"lease", "lease_many", "extend_many", "release_many", "wait_for", "close"},
-    Lease: {"extend", "trim", "seal", "release", "compress", "observe"},
+    Pool: {
+        *("lease", "lease_many", "extend_many", "release_many", "wait_for", "close"),
+        *("match", "pin", "unpin"),
+    },
+    Lease: {"extend", "trim", "seal", "seal_prompt", "release", "compress", "observe"},
+    Match: {"release"},
 }
 
 
 class Async:
-    """A Client, Pool or Lease (as `sync`) whose calls to the daemon are coroutines."""
+    """A Client, Pool, Lease or Match (as `sync`) whose calls to the daemon are coroutines."""
 
-    def __init__(self, sync: Client | Pool | Lease) -> None:
+    def __init__(self, sync: Client | Pool | Lease | Match) -> None:
         if type(sync) not in AWAITED:
-            raise refused("sync", sync, "a kvd_client Client, Pool or Lease")
+            raise refused("sync", sync, "a kvd_client Client, Pool, Lease or Match")
         self.sync = sync
 
     def __getattr__(self, name: str) -> Any:

@@ -50,6 +50,15 @@ class Daemon:
         with self.admin() as admin:
             admin.RevokeLease(pb.RevokeLeaseRequest(lease_id=lease_id, cause=cause), timeout=PATIENCE_S)
 
+    def pins(self, pool: str) -> list[pb.PinInfo]:
+        """Matches and pins there."""
+        with self.admin() as admin:
+            return list(admin.ListPins(pb.ListPinsRequest(pool=pool), timeout=PATIENCE_S).pins)
+
+    def drop_pin(self, pin_id: int) -> None:
+        with self.admin() as admin:
+            admin.DropPin(pb.DropPinRequest(pin_id=pin_id), timeout=PATIENCE_S)
+
     def drop_pool(self, name: str) -> None:
         with self.admin() as admin:
             admin.DropPool(pb.DropPoolRequest(name=name), timeout=PATIENCE_S)

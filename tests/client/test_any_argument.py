@@ -137,6 +137,13 @@ POOL = {
     "extend_many tokens": arg(lambda t, value: t.pool.extend_many([t.lease], value), "generator"),
     "extend_many wait": arg(lambda t, value: t.pool.extend_many([t.lease], [1], value), "0", *TIMES),
     "release_many": arg(lambda t, value: t.pool.release_many(value), "empty list"),
+    "lease prompt": arg(lambda t, value: t.pool.lease(prompt=value).release(), "None", "empty list"),
+    "lease namespace": arg(
+        lambda t, value: t.pool.lease(prompt=[1], namespace=value).release(), "text with zero", *TEXTS
+    ),
+    "match hashes": arg(lambda t, value: t.pool.match(value), "empty list"),
+    "match ttl": arg(lambda t, value: t.pool.match([b"h" * 32], value), *TIMES),
+    "pin": arg(lambda t, value: t.pool.pin(value)),
 }
 LEASE = {
     "slot_mapping start": arg(lambda t, value: t.lease.slot_mapping(value, 1), "0"),

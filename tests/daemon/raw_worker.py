@@ -122,6 +122,7 @@ class RawWorker:
         )
         self.pools = kvd_pb2_grpc.PoolServiceStub(self.channel)
         self.leases = kvd_pb2_grpc.LeaseServiceStub(self.channel)
+        self.shares = kvd_pb2_grpc.ShareServiceStub(self.channel)
         self.admin = kvd_pb2_grpc.AdminServiceStub(self.channel)
         opening = pb.OpenSession(ticket=new_ticket(run_dir), client_name=name, resume_token=resume_token)
         self.stream = Stream(self.channel, pb.ConnectRequest(open=opening))
@@ -187,6 +188,23 @@ class RawWorker:
             block_ids=block_ids,
         )
         return self.leases.ReleaseBlocks(request, timeout=TIMEOUT_S).lease
+
+    def seal(self, lease: pb.LeaseState, hashes: list[bytes]) -> pb.LeaseState:
+        """As many blocks as there are hashes are full."""
+        request = pb.SealRequest(
+            session_token=self.token,
+            request_id=fresh_id(),
+            progress=at(lease, len(hashes) * SPEC.block_size),
+            prefix_hashes=hashes,
+        )
+        return self.leases.Seal(request, timeout=TIMEOUT_S).lease
+
+    def match(self, hashes: list[bytes], pool: str = "pool", seconds: int = 60) -> pb.MatchResponse:
+        request = pb.MatchRequest(
+            session_token=self.token, request_id=fresh_id(), pool=pool, prefix_hashes=hashes
+        )
+        request.ttl.FromSeconds(seconds)
+        return self.shares.Match(request, timeout=TIMEOUT_S)
 
     def compress_request(self, lease: pb.LeaseState, length: int, policy: pb.Policy) -> pb.CompressRequest:
         return pb.CompressRequest(
