@@ -34,10 +34,14 @@ class RestartRules(LeaseRules, JobRules):
         for pin in self.world.pins.values():
             if pin.session:
                 pin.expires = max(pin.expires, self.world.now + grace)
+        for lease in self.world.shelf().values():
+            lease.shelved.expires = max(lease.shelved.expires, self.world.now + grace)
         assert {each.session_id for each in recovered.sessions} == set(self.world.sessions)
         assert [pool.name for pool in recovered.lost_pools] == pools
         fates = {lease_id: lease.fate for lease_id, lease in self.world.leases.items()}
-        assert {each.lease_id for each in recovered.leases} == {x for x in fates if fates[x] == "active"}
+        assert {each.lease_id for each in recovered.leases} == {
+            lease_id for lease_id, fate in fates.items() if fate in ("active", "shelved")
+        }
         newly = {x for x in busy if fates.get(x) == "lost"}
         assert newly <= {each.lease_id for each in recovered.lost_leases}
 

@@ -108,7 +108,10 @@ class ReturnRules(Driver):
         answer = self.ask(self.revoke_refusal(lease), lambda: self.device.revoke(lease.lease_id))
         if answer:
             assert answer.deferred == lease.busy
-            if lease.busy:
+            if lease.shelved is not None:
+                assert answer.quarantined_count == 0
+                self.world.forget(lease)
+            elif lease.busy:
                 assert answer.quarantined_count == 0
                 lease.ending = "revoke"
             else:

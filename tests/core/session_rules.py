@@ -71,6 +71,8 @@ class SessionRules(Driver):
         for pin in self.world.pins.values():
             if pin.session:
                 pin.expires += stood
+        for lease in self.world.shelf().values():
+            lease.shelved.expires += stood
 
     @precondition(any_session)
     @rule(chance=anything)

@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
 
 from .driver import Chance
+from .hand_rules import HandRules
 from .pin_rules import PinRules
 from .quota_rules import QuotaRules
 from .restart_rules import RestartRules, twin
@@ -21,7 +22,7 @@ WALKS = 12  # long sequences
 WALK_STEPS = 400  # events in each
 
 
-class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, PinRules, QuotaRules):
+class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, PinRules, HandRules, QuotaRules):
     """All rules together; after each of them everything is compared."""
 
     looks = 0
@@ -57,11 +58,14 @@ class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, PinRules, QuotaR
             assert (found.pool, found.blocks.tolist()) == (pin.pool, pin.blocks)
             assert (found.session_id, found.expires_ns) == (pin.session, pin.expires)
         assert set(self.device.pins) == set(self.world.pins)
+        shelf = {place: lease.lease_id for place, lease in self.device.shelf.items()}
+        assert shelf == {place: lease.lease_id for place, lease in self.world.shelf().items()}
 
     def check_lease(self, lease: WorldLease) -> None:
         found = self.device.leases[lease.lease_id]
         assert found.table.tolist() == lease.table
         assert found.state == lease.state
+        assert found.session_id == lease.session
         assert (found.length, found.position) == lease.known
         assert found.generation == lease.generation
         assert found.sealed_blocks == lease.sealed
@@ -83,7 +87,7 @@ class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, PinRules, QuotaR
 
     def every_token_is_where_it_should_be(self) -> None:
         for lease in self.world.leases.values():
-            if lease.state != "active":
+            if lease.state not in ("active", "shelved"):
                 continue
             pool = self.world.pool_of(lease)
             for slot, position in enumerate(lease.slots):
@@ -93,7 +97,7 @@ class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, PinRules, QuotaR
     def positions_follow_from_length_and_position(self) -> None:
         for lease in self.world.leases.values():
             length, position = lease.known
-            if lease.state == "active":
+            if lease.state in ("active", "shelved"):
                 for slot in range(lease.compressed, length):
                     assert lease.slots[slot] == self.world.expected_position(lease, slot, length, position)
 

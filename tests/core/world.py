@@ -56,6 +56,15 @@ class WorldPool:
 
 
 @dataclass
+class WorldShelved:
+    """Under which key a lease waits, for whom alone, until when."""
+
+    key: str
+    to_session: str
+    expires: int
+
+
+@dataclass
 class WorldLease:
     """`slots` holds the position of the token in every slot the worker has written."""
 
@@ -79,6 +88,7 @@ class WorldLease:
     ending: str | None = None
     pending: list[int] = field(default_factory=list)
     destination: list[int] = field(default_factory=list)
+    shelved: WorldShelved | None = None
 
     @property
     def streams(self) -> bool:
@@ -124,6 +134,11 @@ class World:
 
     def leases_of(self, session: str) -> list[WorldLease]:
         return [lease for lease in self.leases.values() if lease.session == session]
+
+    def shelf(self) -> dict[tuple[str, str, str], WorldLease]:
+        """Published leases by tenant, pool and key."""
+        shelved = [lease for lease in self.leases.values() if lease.shelved is not None]
+        return {(lease.tenant, lease.pool, lease.shelved.key): lease for lease in shelved}
 
     def holders(self, pool: str) -> dict[int, set[int]]:
         """Sealed block -> leases whose table has it, by id, and pins, by their negative id."""
@@ -186,6 +201,7 @@ class World:
             "lost": e.LeaseLostError,
             "revoked": e.LeaseRevokedError,
             "expired": e.LeaseExpiredError,
+            "shelved": None,
         }[lease.state]
 
     # -- what happens -------------------------------------------------------------------------
@@ -279,8 +295,10 @@ class World:
     def lose_pool(self, name: str) -> None:
         """Its memory is gone: its leases hold nothing, and say so until they are released."""
         pool = self.drop_pool(name)
-        for lease in self.leases.values():
-            if lease.pool == name and lease.lease_id not in self.lost:
+        for lease in list(self.leases.values()):
+            if lease.shelved is not None and lease.pool == name:
+                self.forget(lease)
+            elif lease.pool == name and lease.lease_id not in self.lost:
                 self.lost[lease.lease_id] = pool
                 lease.table, lease.slots, lease.pending = [], [], []
                 lease.sealed = lease.compressed = lease.observed = 0

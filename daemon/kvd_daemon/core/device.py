@@ -25,6 +25,7 @@ from . import (
     compressing,
     ending,
     granting,
+    handing,
     invariants,
     jobs,
     observing,
@@ -53,6 +54,7 @@ from .results import (
     LeaseWish,
     Matched,
     ObservePlan,
+    Offer,
     Progress,
     QueryShape,
     Reclaimed,
@@ -78,6 +80,7 @@ class Device:
         self.quotas: Quotas = self._registry.quotas
         self.tenants: dict[str, int] = self._registry.tenants
         self.pins: dict[int, Pin] = self._registry.pins
+        self.shelf: Mapping[tuple[str, str, str], Lease] = self._registry.shelf
 
     @property
     def memory_used_bytes(self) -> int:
@@ -154,9 +157,10 @@ class Device:
     def excuse(self, stood_ns: int) -> None:
         """Nobody could be heard for so long: sessions that have not expired by now live so much longer.
 
-        So do soft pins.
+        So do soft pins, and leases that wait to be adopted.
         """
         pinning.postpone(self._registry, stood_ns)
+        handing.postpone(self._registry, stood_ns)
         for session in self.sessions.values():
             if session.state is not SessionState.EXPIRED:
                 session.renewed_ns += stood_ns
@@ -270,6 +274,27 @@ class Device:
     def expire_pins(self, now_ns: int) -> list[Pin]:
         """Soft pins past their TTL end."""
         return pinning.expire_pins(self._registry, now_ns)
+
+    def publish(self, session_id: str, progress: Progress, offer: Offer, now_ns: int) -> Lease:
+        """The worker's word that it has stopped writing: the lease waits for a session to adopt it.
+
+        Until the offer's TTL; whatever becomes of the publisher. Raises what `extend` does of a lease,
+        ShelfKeyTakenError, ReceiverNotFoundError, LimitExceededError, InvalidArgumentError.
+        """
+        session = self._registry.live_session(session_id, now_ns)
+        return handing.publish(self._registry, session, progress, offer, now_ns)
+
+    def adopt(self, session_id: str, pool: str, key: str, now_ns: int) -> Lease:
+        """A published lease is that session's from now on, with all it had.
+
+        Raises OfferNotFoundError, LimitExceededError, PoolNotFoundError.
+        """
+        session = self._registry.live_session(session_id, now_ns)
+        return handing.adopt(self._registry, session, self._registry.pool(pool), key, now_ns)
+
+    def expire_shelf(self, now_ns: int) -> Reclaimed:
+        """Leases that nobody adopted in time come back."""
+        return handing.expire_shelf(self._registry, now_ns)
 
     def begin_compress(
         self,

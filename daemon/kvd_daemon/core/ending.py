@@ -74,6 +74,9 @@ def revoke(registry: Registry, lease_id: int) -> Revoked:
         raise LeaseNotFoundError(f"no lease {lease_id}; list the leases", lease_id=lease_id)
     if lease.job is not None:
         return _revoke_later(registry, lease)
+    if lease.fate is LeaseState.SHELVED:  # nobody writes to it
+        unshelve(registry, lease)
+        return Revoked(lease, 0, deferred=False)
     refuse_unless_active(lease)
     _fence(registry, lease, LeaseState.REVOKED)
     return Revoked(lease, len(lease.blocks), deferred=False)
@@ -97,6 +100,13 @@ def settle(registry: Registry, lease: Lease) -> None:
         fate, lease.ending = FATES[lease.ending], None
         if lease.fate is not LeaseState.REVOKED:
             _fence(registry, lease, fate)
+
+
+def unshelve(registry: Registry, lease: Lease) -> int:
+    """A published lease comes back instead of being adopted; answers how many blocks it held."""
+    assert lease.shelved is not None, "a lease on the shelf"
+    del registry.shelf[lease.tenant, lease.pool, lease.shelved.key]
+    return reclaim(registry, lease)
 
 
 def reclaim(registry: Registry, lease: Lease) -> int:

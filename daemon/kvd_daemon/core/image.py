@@ -63,6 +63,7 @@ class Image:
     leases: list[tuple[Any, ...]]
     table_sizes: list[int]
     pins: list[tuple[Any, ...]]
+    owned: list[list[int]]
 
     def plain(self) -> Plain:
         """Of values that a journal can write."""
@@ -74,6 +75,7 @@ class Image:
             "table_sizes": self.table_sizes,
             "tables": self._tables(),
             "pins": _columns(PIN_FIELDS, self.pins),
+            "owned": self.owned,
         }
 
     def _tables(self) -> IntArray:
@@ -93,6 +95,7 @@ def capture(device: Device) -> Image:
             "limits": registry.limits,
             "last_lease_id": registry.last_lease_id,
             "last_pin_id": registry.last_pin_id,
+            "shelf": [lease.lease_id for lease in registry.shelf.values()],
             "tenants": dict(registry.tenants),
             "quotas": {"default": quotas.default, "own": dict(quotas.own), "held": dict(quotas.held)},
         },
@@ -101,6 +104,7 @@ def capture(device: Device) -> Image:
         leases=[_lease_values(lease) for lease in registry.leases.values()],
         table_sizes=[len(lease.blocks) for lease in registry.leases.values()],
         pins=[_pin_values(pin) for pin in registry.pins.values()],
+        owned=[list(session.leases) for session in registry.sessions.values()],
     )
 
 
@@ -216,7 +220,18 @@ def _restore_leases(registry: Registry, plain: Mapping[str, Any]) -> None:
         registry.leases[lease.lease_id] = lease
         if lease.session_id in registry.sessions:
             registry.sessions[lease.session_id].leases[lease.lease_id] = lease
+    _restore_owners(registry, plain)
     registry.fences.restore(registry.leases.values())
+
+
+def _restore_owners(registry: Registry, plain: Mapping[str, Any]) -> None:
+    """Sessions' leases in the order they came, and the shelf. In an image of version 1 all went by id."""
+    for session, lease_ids in zip(registry.sessions.values(), plain.get("owned", []), strict=False):
+        session.leases = {lease_id: registry.leases[lease_id] for lease_id in lease_ids}
+    for lease in map(registry.leases.__getitem__, plain.get("shelf", [])):
+        if lease.shelved is None:
+            raise ValueError(f"lease {lease.lease_id} is on no shelf")
+        registry.shelf[lease.tenant, lease.pool, lease.shelved.key] = lease
 
 
 def _restore_pins(registry: Registry, plain: Mapping[str, Any]) -> None:

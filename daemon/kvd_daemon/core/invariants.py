@@ -36,6 +36,7 @@ def check(registry: Registry, memory_bytes: int) -> None:
         _check_free(pool)
         _check_prefixes(pool)
         _check_holdings(registry, pool, leases)
+    _check_shelf(registry)
     _check_fences(registry)
     _check_totals(registry)
     listed = [lease_id for pool in registry.pools.values() for lease_id in pool.leases]
@@ -80,13 +81,14 @@ def _hold(condition: bool, what: str) -> None:
 def _check_lease(registry: Registry, lease: Lease) -> None:
     name, session = f"lease {lease.lease_id}", registry.sessions.get(lease.session_id)
     if session is None:
-        _hold(lease.ending is Ending.RECLAIM and lease.job is not None, f"{name} outlived its session")
+        settled = lease.ending is Ending.RECLAIM and lease.job is not None
+        _hold(settled or lease.fate is LeaseState.SHELVED, f"{name} outlived its session")
     else:
         _hold(session.leases.get(lease.lease_id) is lease, f"{name} is not listed by its session")
         settled = lease.fate is not LeaseState.ACTIVE or lease.job is not None
         _hold(session.state is not SessionState.EXPIRED or settled, f"{name} outlived its session's TTL")
     _hold(lease.ending is None or lease.job is not None, f"{name} is idle but waits to end")
-    if lease.fate in (LeaseState.ACTIVE, LeaseState.LOST):
+    if lease.fate in (LeaseState.ACTIVE, LeaseState.LOST, LeaseState.SHELVED):
         _hold(lease.length <= lease.capacity, f"{name} has {lease.length} slots in use of {lease.capacity}")
     _hold(lease.length <= lease.position, f"{name} has more slots in use than positions")
     _hold(lease.compressed_length <= lease.length, f"{name}: more explicit positions than slots in use")
@@ -98,6 +100,19 @@ def _check_lease(registry: Registry, lease: Lease) -> None:
     if isinstance(lease.policy, Streaming) and lease.fate is LeaseState.ACTIVE:
         wanted = lease.policy.capacity_blocks(lease.block_size)
         _hold(len(lease.blocks) == wanted, f"{name} streams in {len(lease.blocks)} blocks, not {wanted}")
+
+
+def _check_shelf(registry: Registry) -> None:
+    """A published lease is on the shelf, has no session and no job; every other one is not."""
+    for lease in registry.leases.values():
+        shelved, name = lease.shelved, f"lease {lease.lease_id}"
+        _hold((lease.fate is LeaseState.SHELVED) == (shelved is not None), f"{name} is shelved by half")
+        if shelved is not None:
+            place = lease.tenant, lease.pool, shelved.key
+            _hold(registry.shelf.get(place) is lease, f"{name} is not on the shelf")
+            _hold(lease.session_id == "" and lease.job is None, f"{name} has two owners")
+    shelved_leases = [lease for lease in registry.leases.values() if lease.shelved is not None]
+    _hold(len(registry.shelf) == len(shelved_leases), "the shelf has a lease that is no more")
 
 
 def _check_pin(registry: Registry, pin: Pin) -> None:

@@ -14,13 +14,17 @@ FENCE_GENERATION_BITS = 24  # bits of a fence's word; the lease's id has the oth
 
 
 class LeaseState(StrEnum):
-    """COMPRESSING is busy with any job: compressing, observing, being scrubbed, lending its queries."""
+    """COMPRESSING is busy with any job: compressing, observing, being scrubbed, lending its queries.
+
+    SHELVED has no session: it was published and waits to be adopted.
+    """
 
     ACTIVE = "active"
     COMPRESSING = "compressing"
     LOST = "lost"
     REVOKED = "revoked"
     EXPIRED = "expired"
+    SHELVED = "shelved"
 
 
 class Ending(StrEnum):
@@ -158,6 +162,15 @@ class Lending:
     borrower_lease_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """Under which key it waits to be adopted, by whom (any session of the tenant if empty), until when."""
+
+    key: str
+    to_session: str
+    expires_ns: int
+
+
 Job = Scrubbing | Compacting | Observing | Lending
 
 
@@ -189,6 +202,7 @@ class Lease:
     job: Job | None = None
     ending: Ending | None = None
     fence_slot: int = 0
+    shelved: Shelved | None = None
 
     @property
     def state(self) -> LeaseState:

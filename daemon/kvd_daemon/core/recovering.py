@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .ending import end_session
+from . import handing, pinning
+from .ending import end_session, unshelve
 from .jobs import abort
 from .lease import BlockTable, Compacting, Lease, LeaseState, Observing, Scrubbing
-from .pinning import forget, outlast
 from .pool import Pool
 from .registry import Registry
 from .scrubbing import scrub_failed
@@ -37,6 +37,9 @@ class Recovered:
     lost_pools: list[Pool]
 
 
+BACK = (LeaseState.ACTIVE, LeaseState.SHELVED)
+
+
 def recover(registry: Registry, now_ns: int, grace_ns: int, losses: Losses) -> Recovered:
     """Undo what was under way, end and lose what is gone; everybody else gets a grace time to come back."""
     lost = _end_jobs(registry)
@@ -45,12 +48,13 @@ def recover(registry: Registry, now_ns: int, grace_ns: int, losses: Losses) -> R
     pools = [registry.pool(name) for name in losses.pools]
     for pool in pools:
         lost += _lose(registry, pool)
-    outlast(registry, now_ns + grace_ns)
+    pinning.outlast(registry, now_ns + grace_ns)
+    handing.outlast(registry, now_ns + grace_ns)
     for session in registry.sessions.values():
         if session.state is not SessionState.EXPIRED:
             session.state = SessionState.DETACHED
             session.renewed_ns = now_ns + max(0, grace_ns - session.ttl_ns)
-    back = [lease for lease in registry.leases.values() if lease.state is LeaseState.ACTIVE]
+    back = [lease for lease in registry.leases.values() if lease.state in BACK]
     still_known = [lease for lease in lost if lease.lease_id in registry.leases]
     return Recovered(list(registry.sessions.values()), back, still_known, pools)
 
@@ -79,9 +83,12 @@ def _lose(registry: Registry, pool: Pool) -> list[Lease]:
         lease.length = lease.sealed_blocks = lease.compressed_length = lease.observed_length = 0
         if lease.fate is LeaseState.ACTIVE:
             lease.fate = LeaseState.LOST
+        if lease.fate is LeaseState.SHELVED:  # whoever adopts is told that it is not there
+            unshelve(registry, lease)
+            continue
         registry.fences.show(lease)
     for pin in [pin for pin in registry.pins.values() if pin.pool == pool.name]:
-        forget(registry, pin)
+        pinning.forget(registry, pin)
     for tenant, held in pool.holdings.held.items():
         registry.quotas.count(tenant, -held)
     del registry.pools[pool.name]

@@ -42,6 +42,8 @@ class Registry:
         self.last_lease_id = 0
         self.pins: dict[int, Pin] = {}
         self.last_pin_id = 0
+        self.shelf: dict[tuple[str, str, str], Lease] = {}
+        """Published leases by tenant, pool and key."""
         self.fences = Fences(limits.leases + 1)
 
     def pool(self, name: str) -> Pool:

@@ -36,6 +36,15 @@ class LeaseWish:
 
 
 @dataclass(frozen=True)
+class Offer:
+    """How a lease is published: under which key, for how long, for which session alone ("": for any)."""
+
+    key: str
+    ttl_ns: int
+    to_session: str = ""
+
+
+@dataclass(frozen=True)
 class QueryShape:
     """The queries of a lease's last `tokens` tokens, in the blocks of a scratch lease.
 

@@ -17,7 +17,7 @@ import numpy as np
 from kvd.errors import KvdError
 from kvd.policy import H2O, Dense, Dual, Keep, SnapKV, Span, Streaming
 from kvd.spec import KVSpec
-from kvd_daemon.core import LeaseWish, Limits, Losses, Progress, QueryShape, SessionIdentity
+from kvd_daemon.core import LeaseWish, Limits, Losses, Offer, Progress, QueryShape, SessionIdentity
 from kvd_daemon.core.lease import (
     Compacting,
     Ending,
@@ -25,6 +25,7 @@ from kvd_daemon.core.lease import (
     Lending,
     Observing,
     Scrubbing,
+    Shelved,
     Standing,
     Target,
 )
@@ -39,7 +40,7 @@ DTYPES = {np.dtype(name): name[0].encode() + str(np.dtype(name).itemsize).encode
 CLASSES: tuple[type[Any], ...] = (
     Progress, LeaseWish, QueryShape, SessionIdentity, KVSpec, Limits, Losses, Quota,
     Keep, Dense, Streaming, SnapKV, Dual, H2O, Span,
-    Scrubbing, Standing, Target, Compacting, Observing, Lending,
+    Scrubbing, Standing, Target, Compacting, Observing, Lending, Offer, Shelved,
 )  # fmt: skip
 ENUMS: tuple[type[Enum], ...] = (LeaseState, Ending, SessionState)
 
