@@ -52,7 +52,7 @@
 #define NEED_CONTEXT NEED; if (!depth) return CUDA_ERROR_INVALID_CONTEXT
 #define IN_LOCK(body) do { pthread_mutex_lock(&mutex); body; pthread_mutex_unlock(&mutex); } while (0)
 
-enum kind { ALLOCATED = 1, OPENED, MAPPED, RESERVED };
+enum kind { ALLOCATED = 1, OPENED, MAPPED, RESERVED, REGISTERED };
 
 struct physical { int fd, device, references, rdma; size_t bytes; };
 struct region {

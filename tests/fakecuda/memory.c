@@ -252,3 +252,24 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr at) {
     if (found) { munmap((void *)at, found->bytes); remove_region(found); code = 0; });
   return code;
 }
+
+/* ---- host memory that kernels reach: by its own address, as on x86 Linux */
+
+CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) {
+  NEED_CONTEXT;
+  if (!at || !bytes || flags != CU_MEMHOSTREGISTER_DEVICEMAP) return CUDA_ERROR_INVALID_VALUE;
+  if (region_at((uintptr_t)at, REGISTERED)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  IN_LOCK(add_region((struct region){.at = (uintptr_t)at, .bytes = bytes, .kind = REGISTERED, .device = current_device(), .writable = 1}));
+  return CUDA_SUCCESS;
+}
+CUresult cuMemHostUnregister(void *at) {
+  NEED_CONTEXT;
+  CUresult code = CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+  IN_LOCK(struct region *found = region_at((uintptr_t)at, REGISTERED); if (found) { remove_region(found); code = 0; });
+  return code;
+}
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *at, unsigned flags) {
+  NEED_CONTEXT;
+  *device = (CUdeviceptr)at;
+  return region_at((uintptr_t)at, REGISTERED) && !flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}

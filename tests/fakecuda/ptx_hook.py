@@ -1,12 +1,13 @@
 """Runs the kernels that a process launches on a fake GPU in the PTX interpreter: FAKECUDA_HOOK names it.
 
-What a kernel may touch is what the process has mapped; the interpreter works on a copy of it, which goes back
-when the kernel has ended well. A process that dies meanwhile has changed nothing.
+What a kernel may touch is what the process has mapped; the interpreter works on copies of the pages that it
+touches, which go back when the kernel has ended well. A process that dies meanwhile has changed nothing.
 """
 
 import ctypes
 import sys
 from ctypes import POINTER, c_char_p, c_int, c_uint, c_uint64, c_void_p
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,46 +17,63 @@ from tests.ptx.interpreter.memory import Array, GlobalMemory
 from tests.ptx.interpreter.operands import numpy_type
 from tests.ptx.interpreter.program import Program, parse
 
+PAGE = 4096  # bytes
 ILLEGAL_ADDRESS = 700  # CUDA_ERROR_ILLEGAL_ADDRESS
 _LIBRARY = ctypes.CDLL("libcuda.so.1")
 _LIBRARY.fakecuda_region.argtypes = (c_int, POINTER(c_uint64), POINTER(c_uint64))
-_PROGRAMS: list[Program] = []
+_IMAGES: list[str] = []
 _LOAD = ctypes.CFUNCTYPE(c_int, c_char_p)
 _HAS = ctypes.CFUNCTYPE(c_int, c_int, c_char_p)
 _LAUNCH = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, POINTER(c_uint), POINTER(c_void_p))
 
 
 class MappedMemory(GlobalMemory):
-    """What this process has mapped of fake GPUs, at its very addresses."""
+    """What this process has mapped of fake GPUs, at its very addresses; copies of the pages that are touched."""
 
     def __init__(self) -> None:
-        self._regions = sorted(_regions())
-        self._starts = np.array([start for start, _ in self._regions], np.int64)
-        self._sizes = np.array([size for _, size in self._regions], np.int64)
-        self._places = np.cumsum(self._sizes) - self._sizes
-        super().__init__(int(self._sizes.sum()))
-        for place, region in zip(self._places, self._regions, strict=True):
-            self.store.bytes[place : place + region[1]] = _bytes_of(region)
-        self.store.written[:] = True
-        self._before = self.store.bytes.copy()
+        super().__init__(0)
+        regions = sorted(_regions())
+        self._starts = np.array([start for start, _ in regions], np.int64)
+        self._ends = np.array([start + size for start, size in regions], np.int64)
+        self._before = np.zeros(0, np.uint8)  # the store as it was
+        self._pages = np.zeros(0, np.int64)  # numbers of those that were touched, ascending
+        self._places = np.zeros(0, np.int64)  # where each lies in the store
 
     def offsets(self, addresses: Array, width: int) -> Array:
         """See GlobalMemory."""
         at = addresses.astype(np.int64)
         owner = np.searchsorted(self._starts, at, side="right") - 1
-        ends = self._starts + self._sizes
-        outside = (owner < 0) | (at + width > ends[np.maximum(owner, 0)])
+        outside = (owner < 0) | (at + width > self._ends[np.maximum(owner, 0)])
         if outside.any():
             raise PtxError(f"access of {width} bytes at {int(at[outside][0]):#x}, where nothing is mapped")
-        places: Array = at - self._starts[owner] + self._places[owner]
+        pages = at // PAGE
+        new = np.setdiff1d(pages, self._pages)
+        if new.size:
+            self._touch(new)
+        places: Array = self._places[np.searchsorted(self._pages, pages)] + at % PAGE
         return places
+
+    def _touch(self, new: Array) -> None:
+        begin = self.store.bytes.size
+        content = np.concatenate([_page(int(page)) for page in new])
+        self.store.extend(content)
+        self._before = np.concatenate([self._before, content])
+        pages = np.concatenate([self._pages, new])
+        places = np.concatenate([self._places, begin + PAGE * np.arange(new.size)])
+        order = np.argsort(pages)
+        self._pages, self._places = pages[order], places[order]
 
     def give_back(self) -> None:
         """What has changed, which raises nothing where it may be written."""
-        for place, region in zip(self._places, self._regions, strict=True):
-            after = self.store.bytes[place : place + region[1]]
-            changed = np.flatnonzero(after != self._before[place : place + region[1]])
-            _bytes_of(region)[changed] = after[changed]
+        for page, place in zip(self._pages.tolist(), self._places.tolist(), strict=True):
+            after = self.store.bytes[place : place + PAGE]
+            changed = np.flatnonzero(after != self._before[place : place + PAGE])
+            _page(page)[changed] = after[changed]
+
+
+def _page(number: int) -> Array:
+    """The memory itself. Pages are of the processor: whatever lies in them can be read."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * PAGE).from_address(number * PAGE))
 
 
 def _regions() -> list[tuple[int, int]]:
@@ -65,26 +83,28 @@ def _regions() -> list[tuple[int, int]]:
     return found
 
 
-def _bytes_of(region: tuple[int, int]) -> Array:
-    return np.ctypeslib.as_array((ctypes.c_uint8 * region[1]).from_address(region[0]))
-
-
 @_LOAD
 def _load(image: bytes) -> int:
     if b".version" not in image:
         return 0
-    _PROGRAMS.append(parse(image.decode()))
-    return len(_PROGRAMS)
+    _IMAGES.append(image.decode())
+    return len(_IMAGES)
 
 
 @_HAS
 def _has(module: int, name: bytes) -> int:
-    return name.decode() in _PROGRAMS[module - 1].kernels
+    return f".entry {name.decode()}(" in _IMAGES[module - 1]
+
+
+@cache
+def _program(module: int) -> Program:
+    """Parsed when it is first launched: a worker loads many kernels and launches few."""
+    return parse(_IMAGES[module - 1])
 
 
 @_LAUNCH
 def _launch(module: int, name: bytes, shape: Any, values: Any) -> int:
-    program, machine, memory = _PROGRAMS[module - 1], Machine(0), MappedMemory()
+    program, machine, memory = _program(module), Machine(0), MappedMemory()
     machine.memory = memory
     declared = program.kernels[name.decode()].parameters
     arguments = tuple(_value(values[index], kind) for index, kind in declared.values())

@@ -15,6 +15,16 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
   if (!code) memcpy(to, (void *)from, bytes);
   return code;
 }
+CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+  NEED_CONTEXT;
+  CUresult code = accessible(to, bytes, 1) || accessible(from, bytes, 0);
+  if (!code) memcpy((void *)to, (void *)from, bytes);
+  return code;
+}
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream s) { return cuMemcpyHtoD_v2(to, from, bytes); }
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream s) { return cuMemcpyDtoH_v2(to, from, bytes); }
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream s) { return cuMemcpyDtoD_v2(to, from, bytes); }
+
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t bytes) {
   NEED_CONTEXT;
   CUresult code = accessible(to, bytes, 1);

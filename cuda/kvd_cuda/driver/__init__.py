@@ -26,6 +26,7 @@ from kvd_cuda.driver.library import Driver, load_driver
 from kvd_cuda.driver.mapping import Mapping
 from kvd_cuda.driver.memory import create_shareable, is_shareable_of, map_shared, rounded_up
 from kvd_cuda.driver.modules import Function, Grid, Module
+from kvd_cuda.driver.registered import RegisteredMemory
 from kvd_cuda.driver.streams import Event, Stream, synchronize
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Mapping",
     "Module",
     "OwnedMemory",
+    "RegisteredMemory",
     "SharingUnsupportedError",
     "StaleHandleError",
     "Stream",

@@ -17,7 +17,7 @@ class Mapping:
         self.gpu = gpu
         self.address = address
         self.byte_count = byte_count
-        self._finalizer = weakref.finalize(self, _unless_forked, gpu.driver.pid, unmap)
+        self._finalizer = weakref.finalize(self, unless_forked, gpu.driver.pid, unmap)
         self._finalizer.atexit = False  # the driver takes everything back with the process
 
     def write(self, offset: int, source: int, byte_count: int) -> None:
@@ -48,7 +48,7 @@ class Mapping:
         assert 0 <= offset <= offset + byte_count <= self.byte_count, "outside of the mapping"
 
 
-def _unless_forked(pid: int, unmap: Callable[[], None]) -> None:
+def unless_forked(pid: int, unmap: Callable[[], None]) -> None:
     """A forked child has no such mapping, and may not call the driver."""
     if os.getpid() == pid:
         unmap()

@@ -18,6 +18,22 @@ class Stream:
         assert stream.value is not None, "a new stream has a handle"
         self.handle = stream.value
 
+    def copy_in(self, target: int, source: int, byte_count: int) -> None:
+        """From host address `source`, which must stay until the stream was waited for."""
+        self._copy("cuMemcpyHtoDAsync_v2", target, source, byte_count)
+
+    def copy_out(self, target: int, source: int, byte_count: int) -> None:
+        """To host address `target`; the bytes are there once the stream was waited for."""
+        self._copy("cuMemcpyDtoHAsync_v2", target, source, byte_count)
+
+    def copy(self, target: int, source: int, byte_count: int) -> None:
+        """Within the GPU's memory."""
+        self._copy("cuMemcpyDtoDAsync_v2", target, source, byte_count)
+
+    def _copy(self, call: str, target: int, source: int, byte_count: int) -> None:
+        with self._gpu.context():
+            self._gpu.driver.call(call, target, source, byte_count, self.handle)
+
     def synchronize(self) -> None:
         """Returns when everything in it is done. Raises CudaError of whatever failed in it."""
         synchronize(self._gpu, self.handle)

@@ -67,3 +67,8 @@ def _fingerprint() -> str:
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def image_of(kernel: Kernel, folder: Path, capability: tuple[int, int]) -> bytes:
+    """What a driver loads for `kernel` on a GPU of that compute capability."""
+    return compiled(kernel, folder).text.encode()

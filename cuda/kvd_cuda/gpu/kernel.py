@@ -30,6 +30,15 @@ class Kernel:
     parameters: tuple[Any, ...]
     threads: int
 
+    @property
+    def flat_parameters(self) -> list[Any]:
+        """As a launch passes them: the fields of a named tuple one by one."""
+        return [
+            part
+            for kind in self.parameters
+            for part in (kind.types if isinstance(kind, types.NamedTuple) else (kind,))
+        ]
+
 
 def fields_type(fields: type, kinds: tuple[Any, ...]) -> Any:
     """The Numba type of a NamedTuple whose fields are of `kinds`; a launch passes them one by one."""

@@ -24,6 +24,14 @@ class ByteStore:
         self.arriving = np.zeros(size, np.bool_)
         self.log = AccessLog(size)
 
+    def extend(self, content: Array) -> None:
+        """More bytes behind the others, written before the launch."""
+        count = content.size
+        self.bytes = np.concatenate([self.bytes, content])
+        self.written = np.concatenate([self.written, np.ones(count, np.bool_)])
+        self.arriving = np.concatenate([self.arriving, np.zeros(count, np.bool_)])
+        self.log.extend(count)
+
     def read(self, at: Array, width: int, who: Who, *, logged: bool = True) -> Array:
         """uint8 [threads, width]."""
         index = at[:, None] + np.arange(width)

@@ -36,6 +36,11 @@ class AccessLog:
         self._reader = _Last(size)
         self._adder = _Last(size)
 
+    def extend(self, count: int) -> None:
+        """More bytes that nobody has accessed."""
+        for last in (self._writer, self._reader, self._adder):
+            last.extend(count)
+
     def read(self, index: Array, who: Who) -> None:
         """Threads read bytes index [threads, width]."""
         if (self._writer.conflicts(index, who) | self._adder.conflicts(index, who)).any():
@@ -64,6 +69,12 @@ class _Last:
         self._thread = np.full(size, NOBODY, np.int32)
         self._block = np.full(size, NOBODY, np.int32)
         self._epoch = np.full(size, NOBODY, np.int32)
+
+    def extend(self, count: int) -> None:
+        more = np.full(count, NOBODY, np.int32)
+        self._thread, self._block, self._epoch = (
+            np.concatenate([known, more]) for known in (self._thread, self._block, self._epoch)
+        )
 
     def conflicts(self, index: Array, who: Who) -> Array:
         """Which accesses have no order with the last ones."""
