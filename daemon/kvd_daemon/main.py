@@ -44,6 +44,7 @@ from kvd_daemon.processes import (
     allow_many_descriptors,
     die_with_parent,
 )
+from kvd_daemon.rpc.calls import CALLS
 from kvd_daemon.rpc.probe import LeaseProbe
 from kvd_daemon.rpc.server import Server
 from kvd_daemon.run_dir import DeviceDir, private_folder
@@ -120,7 +121,7 @@ async def serve(
     """Until somebody wants an end; answers which one."""
     device, byte_count = folder.path.name, serving.byte_count
     told = DeviceSettings(device, byte_count, settings.session_ttl_ns, settings.guarding(device))
-    opened = open_state(folder.journal, byte_count, serving.store)
+    opened = open_state(folder.journal, byte_count, serving.store, CALLS)
     inheritance = inherit(opened, serving.memory, serving.store)
     engine = Engine(told, serving.memory, command, inheritance)
     supervised = Supervised(channel, engine) if channel is not None else None

@@ -184,8 +184,8 @@ def as_it_is(outcome: Outcome) -> Outcome:
 
 def leased(engine: Engine, opened: OpenSession, tokens: int) -> Progress:
     """A new lease of pool "pool", filled with `tokens`."""
-    [change] = engine.leases.lease(opened, "pool", [LeaseWish(tokens, Dense())]).changes
-    return Progress(change.lease.lease_id, change.lease.generation, tokens, tokens)
+    [lease] = engine.leases.lease(opened, "pool", [LeaseWish(tokens, Dense())]).leases
+    return Progress(lease.lease_id, lease.generation, tokens, tokens)
 
 
 def test_a_kernel_worker_that_dies_in_place_loses_that_lease_and_no_other() -> None:
@@ -221,16 +221,16 @@ def test_a_block_that_changes_tenant_is_zeroed_before_it_is_answered() -> None:
                 blocks = np.frombuffer(mapped, np.uint8).reshape(32, -1)
                 blocks[table] = 0xAB
                 engine.leases.release(one, [secret.lease_id])
-                decided = engine.leases.lease(two, "pool", [LeaseWish(25 * 16)])
-                assert decided.needs_scrub
-                lease = decided.changes[0].lease
+                granted = engine.leases.lease(two, "pool", [LeaseWish(25 * 16)])
+                assert granted.scrub
+                lease = granted.leases[0]
                 assert lease.state == "compressing"
-                await engine.leases.scrub(decided.changes, lambda: None)
+                await engine.leases.scrub(granted.leases, lambda: None)
                 assert lease.state == "active"
                 assert not blocks[lease.table].any()
                 del blocks
             again = engine.leases.lease(two, "pool", [LeaseWish(16)])
-            assert not again.needs_scrub
+            assert not again.scrub
             engine.device.check()
             one.peer.close()
             two.peer.close()

@@ -150,11 +150,11 @@ def test_a_scrub_that_hangs_is_done_by_the_next_worker(tmp_path: Path) -> None:
             passing = leased(engine, one, 20 * 16)
             engine.leases.release(one, [passing.lease_id])
             await room.becomes(HealthState.SERVING)
-            decided = engine.leases.lease(Asker(two.session_id, "two"), "pool", [LeaseWish(25 * 16)])
-            assert decided.needs_scrub
-            scrub = engine.leases.scrub(decided.changes, lambda: None)
+            granted = engine.leases.lease(Asker(two.session_id, "two"), "pool", [LeaseWish(25 * 16)])
+            assert granted.scrub
+            scrub = engine.leases.scrub(granted.leases, lambda: None)
             await asyncio.wait_for(scrub, PATIENCE_S)
-            assert decided.changes[0].lease.state == "active"
+            assert granted.leases[0].state == "active"
             for opened in (one, two):
                 opened.peer.close()
 

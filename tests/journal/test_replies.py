@@ -21,11 +21,13 @@ from kvd_daemon.engine.inheritance import Inheritance, Recovery
 from kvd_daemon.engine.sessions import OpenSession
 from kvd_daemon.fd_store import NO_STORE
 from kvd_daemon.journal import RecordingDevice, open_journal
+from kvd_daemon.journal.calls import ToldCall
 from kvd_daemon.journal.codec import Decoder
 from kvd_daemon.journal.records import Record, decoded
 from kvd_daemon.journal.segments import SegmentReader
 from kvd_daemon.kernel.link import WorkerCommand
 from kvd_daemon.rpc.answering import begun, settled
+from kvd_daemon.rpc.calls import CALLS
 from kvd_daemon.rpc.lease_service import LeaseService
 from kvd_daemon.rpc.requests import asker_of
 
@@ -53,12 +55,12 @@ async def engine_on(device: RecordingDevice) -> AsyncIterator[Engine]:
 
 
 def opened_device(folder: Path) -> RecordingDevice:
-    opened = open_journal(folder / "journal", MEMORY_BYTES, Limits())
+    opened = open_journal(folder / "journal", MEMORY_BYTES, Limits(), calls=CALLS)
     assert opened.found.state != "quarantined", opened.found.detail
     return opened.device
 
 
-def records(folder: Path) -> list[Record]:
+def records(folder: Path) -> list[Record | ToldCall]:
     reader = SegmentReader(next((folder / "journal").glob("*.segment")))
     return [decoded(payload, Decoder()) for payload in reader.payloads()]
 
@@ -108,15 +110,21 @@ async def calls(engine: Engine, one: OpenSession, two: OpenSession) -> list[tupl
     return told
 
 
-def each_reply_is_in_the_record_of_the_event_that_led_to_it(all_: list[Record], replies: list[Any]) -> None:
-    answering = [record for record in all_ if record.reply]
+def each_reply_is_in_the_record_of_the_event_that_led_to_it(
+    all_: list[Record | ToldCall], replies: list[Any]
+) -> None:
+    """The first lease's record is its request; the second one had to wait for zeros."""
+    call, *others = [each for each in all_ if isinstance(each, ToldCall) or each.reply]
+    assert isinstance(call, ToldCall)
+    assert call.method == "LeaseRequest"
+    assert call.reply == replies[0].SerializeToString()
+    answering = [record for record in others if isinstance(record, Record)]
     assert {r.reply.request_id: [event.name for event in r.events] for r in answering} == {
-        "first": ["lease"],
         "second": ["scrubbed"],
         "third": ["finish_compress"],
         "fourth": ["begin_compress"],
     }
-    assert [r.reply.content for r in answering] == [reply.SerializeToString() for reply in replies]
+    assert [r.reply.content for r in answering] == [reply.SerializeToString() for reply in replies[1:]]
 
 
 def test_leases_scrubs_and_compressions_are_answered_as_before_a_restart() -> None:

@@ -16,7 +16,7 @@ from kvd_daemon.core import Limits, Losses, Pool, Recovered
 from kvd_daemon.device.fence_memory import FenceMemory
 from kvd_daemon.device.protocol import DeviceMemory
 from kvd_daemon.fd_store import DescriptorStore
-from kvd_daemon.journal import Found, Opened, RecordingDevice, open_journal
+from kvd_daemon.journal import CallKinds, Found, Opened, RecordingDevice, open_journal
 from kvd_daemon.processes import has_exited
 
 from .pools import descriptors_of
@@ -52,13 +52,15 @@ class Inheritance:
     pidfds: dict[str, int] = field(default_factory=dict)
 
 
-def open_state(journal: Path, memory_bytes: int, store: DescriptorStore) -> Opened:
+def open_state(
+    journal: Path, memory_bytes: int, store: DescriptorStore, calls: CallKinds | None = None
+) -> Opened:
     """The device as its journal tells; a new one without a journal where nobody would keep its memory.
 
-    Raises UnavailableError if there is no room for a journal.
+    `calls` are told there by their bytes. Raises UnavailableError if there is no room for a journal.
     """
     if store.survives:
-        return open_journal(journal, memory_bytes, Limits())
+        return open_journal(journal, memory_bytes, Limits(), calls=calls)
     return Opened(RecordingDevice(memory_bytes), Found("volatile"))
 
 

@@ -3,12 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from kvd.errors import KernelWorkerUnavailableError, KvdError
-from kvd_daemon.core import Change, Lease, LeaseWish, Progress, runs_of
+from kvd_daemon.core import Change, Extended, Granted, Lease, LeaseWish, Progress, runs_of
 from kvd_daemon.core import Revoked as RevokedLease
 from kvd_daemon.core.lease import Scrubbing
 from kvd_daemon.journal import RecordingDevice
@@ -23,13 +23,6 @@ REVOKE_POLL_S = 0.02  # seconds between two looks at the job that a revocation w
 SCRUB_ATTEMPTS = 3  # kernel workers that may die over one scrub before the call is undone
 
 Answer = TypeVar("Answer")
-
-
-class Decided(NamedTuple):
-    """Leases as they are now. They may be answered at once, unless they have to be scrubbed before."""
-
-    changes: list[Change]
-    needs_scrub: bool = False
 
 
 class Leases:
@@ -49,21 +42,19 @@ class Leases:
         self._admission = admission
         self._spawn = spawn
 
-    def lease(self, asker: Asker, pool: str, wishes: Sequence[LeaseWish]) -> Decided:
+    def lease(self, asker: Asker, pool: str, wishes: Sequence[LeaseWish]) -> Granted:
         """Raises what Device.lease does, also where others come first."""
         asked = asker.session_id, pool, wishes, time.monotonic_ns()
-        granted = self._admission.take(
+        return self._admission.take(
             asker, lambda: [self._device.need_of_lease(*asked)], lambda: self._device.lease(*asked)
         )
-        return Decided([Change(lease, 0) for lease in granted.leases], bool(granted.scrub))
 
-    def extend(self, asker: Asker, items: Sequence[tuple[Progress, int]]) -> Decided:
+    def extend(self, asker: Asker, items: Sequence[tuple[Progress, int]]) -> Extended:
         """Raises what Device.extend does, also where others come first."""
         asked = asker.session_id, items, time.monotonic_ns()
-        extended = self._admission.take(
+        return self._admission.take(
             asker, lambda: self._device.needs_of_extend(*asked), lambda: self._device.extend(*asked)
         )
-        return Decided(extended.leases, bool(extended.scrub))
 
     def seal(self, opened: OpenSession, progress: Progress, hashes: Sequence[bytes]) -> Change:
         """Raises what Device.seal does."""
@@ -92,13 +83,12 @@ class Leases:
             await asyncio.sleep(REVOKE_POLL_S)
         self._sessions.tell(lease.session_id, Revoked(lease.lease_id, cause))
 
-    async def scrub(self, changes: list[Change], conclude: Callable[[], Answer]) -> Answer:
+    async def scrub(self, leases: Sequence[Lease], conclude: Callable[[], Answer]) -> Answer:
         """Zero what held another tenant's bytes, or undo the call.
 
         Answers what `conclude` does; it is called in the batch of the event that ends this. Raises
         KernelWorkerUnavailableError.
         """
-        leases = [change.lease for change in changes]
         lease_ids = [lease.lease_id for lease in leases]
         try:
             for lease in leases:

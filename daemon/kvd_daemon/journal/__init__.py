@@ -1,8 +1,20 @@
 """Every event of a device, durable against the death of its daemon; see `open_journal`."""
 
+from .calls import CallKind, CallKinds, digest_of
 from .log import Journal, JournalSettings
 from .recording import RecordingDevice
 from .recovery import Found, Opened, open_journal
 from .replies import Reply
 
-__all__ = ["Found", "Journal", "JournalSettings", "Opened", "RecordingDevice", "Reply", "open_journal"]
+__all__ = [
+    "CallKind",
+    "CallKinds",
+    "Found",
+    "Journal",
+    "JournalSettings",
+    "Opened",
+    "RecordingDevice",
+    "Reply",
+    "digest_of",
+    "open_journal",
+]

@@ -9,6 +9,7 @@ from typing import Any
 from kvd_daemon.core import Device, Limits
 from kvd_daemon.core.image import capture
 
+from .calls import CallKinds, ToldCall
 from .codec import encode, encode_tuple
 from .log import Journal
 from .records import EVENTS, digest, encoded_reply
@@ -29,10 +30,13 @@ class RecordingDevice(Device):
     anything was written, UnavailableError also when there would have been no room to write.
     """
 
-    def __init__(self, memory_bytes: int, limits: Limits | None = None) -> None:
+    def __init__(
+        self, memory_bytes: int, limits: Limits | None = None, calls: CallKinds | None = None
+    ) -> None:
         super().__init__(memory_bytes, limits)
         self.journal: Journal | None = None
         self.replies = Replies()
+        self.call_kinds: CallKinds = calls or {}
         self._batch = Batch(self._write)
         self._written: list[bytes] = []
 
@@ -40,11 +44,25 @@ class RecordingDevice(Device):
         """`with device.batch():` makes one record of the events inside and their reply. Never await there."""
         return self._batch
 
+    def call(self, session_id: str, method: str, request: bytes) -> "Batch":
+        """As `batch`, for the events that a session's request leads to: its bytes tell of them in short."""
+        batch = self._batch
+        if not batch.depth:
+            kind = self.call_kinds.get(method)
+            if kind is not None:
+                batch.event, batch.session_id, batch.method, batch.request = (
+                    kind.event,
+                    session_id,
+                    method,
+                    request,
+                )
+        return batch
+
     def replied(self, reply: Reply) -> None:
         """The reply belongs to the events of the batch: a repeated request gets it, after a restart too."""
         self.replies.keep(reply, self.sessions)
         if self.journal is not None:
-            self._batch.reply = encoded_reply(reply)
+            self._batch.reply = reply
             if not self._batch.depth:
                 self._write()
 
@@ -58,18 +76,49 @@ class RecordingDevice(Device):
             self.journal.require_room()
         super().rehearse(now_ns)
 
-    def happened(self, event: bytes) -> None:
-        """An event was carried out: its name, arguments and digest."""
+    def carry_out(self, name: str, event: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """And write down what it was, with arguments and a digest of its answer."""
+        batch = self._batch
+        if batch.untold is not None:
+            self._spell_out()
+        if batch.event == name and not self._written:
+            answer = event(self, *arguments)
+            batch.untold = name, arguments, answer
+            return answer
+        written = encode_tuple(arguments)  # before: what cannot be written must not happen
+        answer = event(self, *arguments)
+        self._happened(b"".join((_NAMES[name], written, encode(digest(answer)))))
+        return answer
+
+    def _happened(self, event: bytes) -> None:
         if self._batch.depth:
             self._written.append(event)
         elif self.journal is not None:
             self.journal.append(event)
 
+    def _spell_out(self) -> None:
+        """The event that the call's request would have told of."""
+        batch = self._batch
+        assert batch.untold is not None, "there is one"
+        name, arguments, answer = batch.untold
+        batch.untold, batch.event = None, ""
+        self._written.append(b"".join((_NAMES[name], encode_tuple(arguments), encode(digest(answer)))))
+
     def _write(self) -> None:
+        """What happened in a batch that is over."""
         batch, parts = self._batch, self._written
-        if batch.reply:
-            parts.append(batch.reply)
-            batch.reply = b""
+        if batch.untold is not None:
+            reply, now_ns = batch.reply, batch.untold[1][-1]
+            if reply is not None and reply.session_id == batch.session_id and reply.method == batch.method:
+                told = ToldCall(batch.method, batch.session_id, now_ns, batch.request, reply.content)
+                parts.append(told.encoded())
+                batch.reply = batch.untold = None
+            else:
+                self._spell_out()
+        batch.event = ""
+        if batch.reply is not None:
+            parts.append(encoded_reply(batch.reply))
+            batch.reply = None
         if parts and self.journal is not None:
             payload = b"".join(parts)
             parts.clear()
@@ -77,14 +126,21 @@ class RecordingDevice(Device):
 
 
 class Batch:
-    """Batches may lie in each other; the outermost one writes."""
+    """Batches may lie in each other; the outermost one writes.
 
-    __slots__ = ("_write", "depth", "reply")
+    `event` is what the call under way will lead to, `untold` that event once it was carried out: its name,
+    arguments and answer. Its record is the request and the reply, if nothing else happens in this batch.
+    """
+
+    __slots__ = ("_write", "depth", "event", "method", "reply", "request", "session_id", "untold")
 
     def __init__(self, write: Callable[[], None]) -> None:
         self._write = write
         self.depth = 0
-        self.reply = b""
+        self.event = self.session_id = self.method = ""
+        self.request = b""
+        self.reply: Reply | None = None
+        self.untold: tuple[str, tuple[Any, ...], Any] | None = None
 
     def __enter__(self) -> None:
         self.depth += 1
@@ -98,8 +154,7 @@ class Batch:
 
 
 def _recorded(name: str, event: Callable[..., Any]) -> Callable[..., Any]:
-    written_name, takes = encode(name), name in TAKES
-    signature = inspect.signature(event)
+    takes, signature = name in TAKES, inspect.signature(event)
 
     @functools.wraps(event)
     def recorded(device: RecordingDevice, *arguments: Any, **named: Any) -> Any:
@@ -109,13 +164,11 @@ def _recorded(name: str, event: Callable[..., Any]) -> Callable[..., Any]:
             arguments = signature.bind(device, *arguments, **named).args[1:]
         if takes:
             device.journal.require_room()
-        written = encode_tuple(arguments)  # before: what cannot be written must not happen
-        answer = event(device, *arguments)
-        device.happened(b"".join((written_name, written, encode(digest(answer)))))
-        return answer
+        return device.carry_out(name, event, arguments)
 
     return recorded
 
 
+_NAMES = {name: encode(name) for name in EVENTS}
 for _name, _event in EVENTS.items():
     setattr(RecordingDevice, _name, _recorded(_name, _event))

@@ -1,6 +1,7 @@
 """One record: the events of one call, with their arguments and what came of them, and perhaps its reply.
 
-The bytes are values one after the other: name, arguments and digest of each event, then the reply.
+The bytes are values one after the other: name, arguments and digest of each event, then the reply; or those
+of a ToldCall.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from kvd.policy import H2O, Dense, Dual, SnapKV, Span, Streaming
 from kvd_daemon.core import Device, Lease, Pool, Session
 
+from .calls import ToldCall
 from .codec import CodecError, Decoder, encode_tuple
 from .replies import Reply
 
@@ -47,9 +49,12 @@ def encoded_reply(reply: Reply) -> bytes:
     return encode_tuple(reply)
 
 
-def decoded(payload: bytes, decoder: Decoder) -> Record:
+def decoded(payload: bytes, decoder: Decoder) -> Record | ToldCall:
     """Raises CodecError if it is no record."""
     values = decoder.decode_all(payload)
+    call = ToldCall.of(values)
+    if call is not None:
+        return call
     reply = Reply(*values.pop()) if len(values) % 3 == 1 and _is_reply(values[-1]) else None
     if len(values) % 3:
         raise CodecError(f"{len(values)} values are no events")

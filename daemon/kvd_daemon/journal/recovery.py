@@ -6,11 +6,13 @@ import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from kvd.errors import KvdError, UnavailableError
 from kvd_daemon.core import CORE_VERSION, Limits
 from kvd_daemon.core.image import restore
 
+from .calls import CallKinds, ToldCall
 from .codec import CodecError, Decoder
 from .log import LITTLE_ROOM, Files, Journal, JournalSettings, boot_id, delete, is_folder, why
 from .recording import RecordingDevice
@@ -47,16 +49,21 @@ class _OtherBootError(Exception):
 
 
 def open_journal(
-    folder: Path, memory_bytes: int, limits: Limits, settings: JournalSettings | None = None
+    folder: Path,
+    memory_bytes: int,
+    limits: Limits,
+    settings: JournalSettings | None = None,
+    calls: CallKinds | None = None,
 ) -> Opened:
     """The device as the journal in `folder` left it, or a new one; and its journal is open.
 
-    Raises UnavailableError if there is no room for a new journal, or the folder cannot be used.
+    `calls` are told by their bytes, see calls.py. Raises UnavailableError if there is no room for a new
+    journal, or the folder cannot be used.
     """
     settings = settings or JournalSettings()
     files, started_ns = Files(folder, boot_id()), time.monotonic_ns()
     try:
-        device, found = _opened(files, memory_bytes, limits, settings)
+        device, found = _opened(files, RecordingDevice(memory_bytes, limits, calls), settings)
     except OSError as error:
         way_out = f"make {settings.segment_bytes} bytes of room there"
         if error.errno not in LITTLE_ROOM:
@@ -71,13 +78,12 @@ def open_journal(
     return Opened(device, replace(found, duration_ns=time.monotonic_ns() - started_ns))
 
 
-def _opened(
-    files: Files, memory_bytes: int, limits: Limits, settings: JournalSettings
-) -> tuple[RecordingDevice, Found]:
+def _opened(files: Files, fresh: RecordingDevice, settings: JournalSettings) -> tuple[RecordingDevice, Found]:
+    """What is there, or `fresh`."""
     found = Found("fresh")
     if files.folder.exists() or files.folder.is_symlink():
         try:
-            return _recovered(files, settings)
+            return _recovered(files, settings, fresh.call_kinds)
         except CorruptError as error:
             aside = _move_aside(files.folder, "quarantined")
             LOG.error("the journal cannot be trusted, it was moved to %s: %s", aside, error)
@@ -85,12 +91,11 @@ def _opened(
         except _OtherBootError:
             aside = _move_aside(files.folder, "before-boot")
             found = Found("fresh", f"the machine was started anew; the journal was moved to {aside}")
-    device = RecordingDevice(memory_bytes, limits)
-    device.journal = Journal.begin(files, settings, device.moment)
-    return device, found
+    fresh.journal = Journal.begin(files, settings, fresh.moment)
+    return fresh, found
 
 
-def _recovered(files: Files, settings: JournalSettings) -> tuple[RecordingDevice, Found]:
+def _recovered(files: Files, settings: JournalSettings, calls: CallKinds) -> tuple[RecordingDevice, Found]:
     """Raises CorruptError, _OtherBootError."""
     _refuse_strangers(files)
     snapshots = files.numbers(".snapshot")
@@ -99,7 +104,7 @@ def _recovered(files: Files, settings: JournalSettings) -> tuple[RecordingDevice
     first = snapshots[-1]
     snapshot = read_snapshot(files.snapshot(first))
     _check_boot(files, snapshot.header)
-    device = _restored(snapshot)
+    device = _restored(snapshot, calls)
     replay = _Replay(device, files, snapshot.header)
     last = replay.segments(first)
     files.delete_before(first)
@@ -129,10 +134,10 @@ def _check_boot(files: Files, header: Header) -> None:
         raise _OtherBootError
 
 
-def _restored(snapshot: Snapshot) -> RecordingDevice:
+def _restored(snapshot: Snapshot, calls: CallKinds) -> RecordingDevice:
     """Raises CorruptError."""
     try:
-        device = RecordingDevice(0, snapshot.device["limits"])
+        device = RecordingDevice(0, snapshot.device["limits"], calls)
         restore(snapshot.device, device)
     except IMPOSSIBLE as error:
         raise CorruptError(f"the snapshot is of no device: {error!r}") from error
@@ -176,21 +181,44 @@ class _Replay:
 
     def _record(self, payload: bytes) -> None:
         try:
-            self._carry_out(decoded(payload, self._decoder))
+            record = decoded(payload, self._decoder)
         except CodecError as error:
             raise CorruptError(f"record {self.records} cannot be read: {error}") from error
+        if isinstance(record, ToldCall):
+            self._carry_out_call(record)
+        else:
+            self._carry_out(record)
         self.records += 1
 
     def _carry_out(self, record: Record) -> None:
         for event in record.events:
-            try:
-                answer = EVENTS[event.name](self._device, *event.arguments)
-            except IMPOSSIBLE as error:
-                raise CorruptError(f"record {self.records}: {event.name} fails again: {error!r}") from error
+            answer = self._happens(event.name, event.arguments)
             if digest(answer) != event.digest:
                 raise CorruptError(f"record {self.records}: {event.name} has another outcome than it had")
         if record.reply is not None:
             self._device.replies.keep(record.reply, self._device.sessions)
+
+    def _carry_out_call(self, call: ToldCall) -> None:
+        kind = self._device.call_kinds.get(call.method)
+        if kind is None:
+            raise CorruptError(f"record {self.records}: no call is a {call.method}")
+        try:
+            request_id, arguments = kind.arguments(call.request, call.session_id, call.now_ns)
+            reply = kind.reply(self._happens(kind.event, arguments), call.reply)
+        except IMPOSSIBLE as error:
+            raise CorruptError(
+                f"record {self.records}: no {call.method} has such bytes: {error!r}"
+            ) from error
+        if reply != call.reply:
+            raise CorruptError(f"record {self.records}: {call.method} has another reply than it had")
+        self._device.replies.keep(call.as_reply(request_id), self._device.sessions)
+
+    def _happens(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """The event's answer. Raises CorruptError."""
+        try:
+            return EVENTS[name](self._device, *arguments)
+        except IMPOSSIBLE as error:
+            raise CorruptError(f"record {self.records}: {name} fails again: {error!r}") from error
 
 
 def _move_aside(folder: Path, why: str) -> Path:

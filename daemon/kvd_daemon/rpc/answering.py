@@ -6,7 +6,6 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
-from zlib import crc32
 
 import grpc
 import grpc.aio
@@ -18,11 +17,11 @@ from kvd_daemon.access.audit import REFUSALS, Caller
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.requests import Call
 from kvd_daemon.engine.sessions import OpenSession
+from kvd_daemon.journal import digest_of
 
 from .status import code_of, details_of, message_of
 
 INCIDENT_BYTES = 4  # enough to find it in the log
-DIGEST_BYTES = 4  # of a request: a worker that takes an id twice by mistake is told, nobody is kept out by it
 LOG = logging.getLogger("kvd.rpc")
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -99,12 +98,12 @@ def begun(
     are one record: if `act` answers later, it calls its `conclude` in the batch of the last of them.
     """
     content, method = request.SerializeToString(), type(request).__name__
-    digest = crc32(content, crc32(method.encode())).to_bytes(DIGEST_BYTES, "little")
-    call = Call(opened.session.identity.session_id, request.request_id, digest, method)
+    session_id = opened.session.identity.session_id
+    call = Call(session_id, request.request_id, digest_of(method, content), method)
     known = engine.requests.known(call)
     if known is not None:
         return cast("Reply | asyncio.Future[Reply]", _repeated(engine, call, known))
-    with engine.device.batch():
+    with engine.device.call(session_id, method, content):
         outcome = act(lambda reply: _concluded(engine, call, reply))
         if not isinstance(outcome, asyncio.Future):
             return _concluded(engine, call, outcome)

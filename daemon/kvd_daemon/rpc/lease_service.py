@@ -3,6 +3,7 @@
 # ruff: noqa: N802 - the methods are named by the proto
 
 import asyncio
+from collections.abc import Sequence
 from typing import TypeVar
 
 from kvd.convert import policy_from_proto
@@ -14,16 +15,17 @@ from kvd.errors import (
 )
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
+from kvd_daemon import core
 from kvd_daemon.core import Change
 from kvd_daemon.engine.admission import Asker
 from kvd_daemon.engine.compressions import Outcome
 from kvd_daemon.engine.health import HealthState
 from kvd_daemon.engine.kernel_jobs import Given
-from kvd_daemon.engine.leases import Decided
 from kvd_daemon.engine.sessions import OpenSession
 
 from .answering import Act, Answering, Conclude, Context, answered, begun, once, settled
-from .requests import asker_of, progress_of, queries_of, rope_of, wish_of
+from .calls import extended, granted, growth_of, wishes_of
+from .requests import asker_of, progress_of, queries_of, rope_of
 from .views import report, show_lease
 
 Reply = TypeVar("Reply", pb.LeaseResponse, pb.ExtendResponse)
@@ -65,13 +67,11 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
             raise DeviceUnavailableError("the daemon stops; lease elsewhere, or retry in a second")
         self.engine.call_limits.check_count(len(request.items))
         self._check_pool(request)
-        wishes = [wish_of(item, request.scratch) for item in request.items]
+        wishes = wishes_of(request)
         self.engine.call_limits.check_lease(asker, request.pool, wishes)
-        decided = self.engine.leases.lease(asker, request.pool, wishes)
-        answer = pb.LeaseResponse(epoch=self.engine.epoch)
-        for change in decided.changes:
-            show_lease(change, answer.leases.add())
-        return self._when_ready(decided, answer, conclude)
+        answer = self.engine.leases.lease(asker, request.pool, wishes)
+        reply = granted(answer, self.engine.epoch)
+        return self._when_zeroed(answer.leases, reply, conclude) if answer.scrub else reply
 
     def _check_pool(self, request: pb.LeaseRequest) -> None:
         pool = self.engine.device.pools.get(request.pool)
@@ -91,21 +91,18 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
         self, asker: Asker, request: pb.ExtendRequest, conclude: Conclude[pb.ExtendResponse]
     ) -> "pb.ExtendResponse | asyncio.Future[pb.ExtendResponse]":
         self.engine.call_limits.check_count(len(request.items))
-        items = [(progress_of(item.progress), item.tokens) for item in request.items]
+        items = growth_of(request)
         self.engine.call_limits.check_extend(items)
-        decided = self.engine.leases.extend(asker, items)
-        answer = pb.ExtendResponse(epoch=self.engine.epoch)
-        for change in decided.changes:
-            show_lease(change, answer.leases.add())
-        return self._when_ready(decided, answer, conclude)
+        answer = self.engine.leases.extend(asker, items)
+        reply = extended(answer, self.engine.epoch)
+        leases = [change.lease for change in answer.leases]
+        return self._when_zeroed(leases, reply, conclude) if answer.scrub else reply
 
-    def _when_ready(
-        self, decided: Decided, answer: Reply, conclude: Conclude[Reply]
-    ) -> "Reply | asyncio.Future[Reply]":
-        """Usually at once; when blocks have to be zeroed, when that is done."""
-        if not decided.needs_scrub:
-            return answer
-        return self.engine.spawn(self.engine.leases.scrub(decided.changes, lambda: conclude(answer)))
+    def _when_zeroed(
+        self, leases: Sequence[core.Lease], reply: Reply, conclude: Conclude[Reply]
+    ) -> "asyncio.Future[Reply]":
+        """The reply when the blocks that held another tenant's bytes hold zeros."""
+        return self.engine.spawn(self.engine.leases.scrub(leases, lambda: conclude(reply)))
 
     @answered
     async def Compress(self, request: pb.CompressRequest, context: Context) -> pb.CompressResponse:
