@@ -61,17 +61,21 @@ def _entries(
     registry: Registry, session: Session, pool: Pool, wishes: Sequence[LeaseWish]
 ) -> tuple[list[_Entry], Need]:
     _check_lease_limits(registry, session, wishes)
-    entries = [_entry(registry, session, pool, wish) for wish in wishes]
+    entries: list[_Entry] = []
     ordinary = scratch = 0
     shared: set[int] = set()
-    _distinct_pins([entry.pin for entry in entries if entry.pin is not None])
-    for entry in entries:
-        if entry.wish.scratch:
+    pins: set[int] = set()
+    for wish in wishes:
+        entry = _entry(registry, session, pool, wish)
+        entries.append(entry)
+        if wish.scratch:
             scratch += entry.own_count
         else:
             ordinary += entry.own_count
         if entry.shared.size:
             shared.update(entry.shared.tolist())
+        if entry.pin is not None:
+            _add_distinct(pins, entry.pin)
     woken = sum([1 for block_id in shared if pool.blocks.holders[block_id] == 0]) if shared else 0
     return entries, Need(ordinary, scratch, woken)
 
@@ -108,9 +112,10 @@ def _check_may_share(wish: LeaseWish) -> None:
         raise InvalidArgumentError("a streaming lease recycles its blocks, so it can share no prefix")
 
 
-def _distinct_pins(pins: list[Pin]) -> None:
-    if len({pin.pin_id for pin in pins}) < len(pins):
+def _add_distinct(pins: set[int], pin: Pin) -> None:
+    if pin.pin_id in pins:
         raise InvalidArgumentError("a pin is named twice in one call; it becomes one lease's prefix")
+    pins.add(pin.pin_id)
 
 
 def _shared(registry: Registry, session: Session, pool: Pool, hashes: Sequence[bytes]) -> IntArray:

@@ -168,7 +168,7 @@ def set_quotas(registry: "Registry", own: Mapping[str, Quota], default: Quota) -
 def require(registry: "Registry", tenant: str, needs: "Sequence[tuple[Pool, Need]]") -> None:
     """Raises QuotaExceededError or PoolExhaustedError if `needs` do not fit now, all of them."""
     index, quotas = registry.tenants[tenant], registry.quotas
-    taken = sum([sum(need) for _, need in needs])
+    taken = sum([need.ordinary + need.scratch + need.woken for _, need in needs])
     beyond = quotas.held.get(index, 0) + taken - quotas.of(index).max_blocks
     if beyond > 0 and taken and not _fits_reserves(needs, beyond):
         raise quota_exceeded(quotas, registry.tenants, tenant, needs)

@@ -4,6 +4,7 @@ Such a record is half the work of an event that is spelled out. What the bytes m
 `CallKind` reads them, the same that made the event's arguments and the reply when the call was answered.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from struct import Struct
@@ -72,7 +73,12 @@ class ToldCall(NamedTuple):
 
 
 def digest_of(method: str, request: bytes) -> bytes:
-    return crc32(request, crc32(method.encode())).to_bytes(DIGEST_BYTES, "little")
+    return crc32(request, _sum_of(method)).to_bytes(DIGEST_BYTES, "little")
+
+
+@functools.cache
+def _sum_of(method: str) -> int:
+    return crc32(method.encode())
 
 
 _text = Struct("<cI").pack
