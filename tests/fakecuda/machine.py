@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("fakecuda.c")
-CACHE = Path(os.environ.get("KVD_CACHE") or Path(__file__).resolve().parents[2] / ".cache")
+ROOT = Path(__file__).resolve().parents[2]
+HOOK = "tests.fakecuda.ptx_hook"
+CACHE = Path(os.environ.get("KVD_CACHE") or ROOT / ".cache")
 HEADERS = Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cuda_runtime" / "include"
 FLAGS = ("-shared", "-fPIC", "-O2", "-pthread", "-Wl,-soname,libcuda.so.1")
 TMPFS = "/dev/shm"
@@ -47,7 +49,8 @@ class FakeGpus:
     @classmethod
     def of(cls, folder: Path, **words: object) -> "FakeGpus":
         told = {f"FAKECUDA_{name.upper()}": str(value) for name, value in words.items()}
-        return cls(folder, {"LD_LIBRARY_PATH": str(library_folder()), "FAKECUDA_DIR": str(folder), **told})
+        ours = {"LD_LIBRARY_PATH": str(library_folder()), "FAKECUDA_DIR": str(folder), "FAKECUDA_HOOK": HOOK}
+        return cls(folder, ours | told)
 
     def run(self, script: str, *arguments: str, **more: str) -> str:
         """What a Python process on it prints; it has to end well."""
@@ -58,7 +61,8 @@ class FakeGpus:
 
     def full_environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         mine = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-        return mine | self.environment | dict(more or {})
+        paths = f"{ROOT}:{mine.get('PYTHONPATH', '')}"  # the hook is among the tests
+        return mine | {"PYTHONPATH": paths} | self.environment | dict(more or {})
 
     def context_pids(self) -> set[int]:
         """Processes that have (or had) a CUDA context."""

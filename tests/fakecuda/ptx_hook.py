@@ -28,7 +28,7 @@ _LAUNCH = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, POINTER(c_uint), POINTER(c_vo
 
 
 class MappedMemory(GlobalMemory):
-    """What this process has mapped of fake GPUs, at its very addresses; copies of the pages that are touched."""
+    """What this process has mapped of fake GPUs, at its own addresses; copies of pages that are touched."""
 
     def __init__(self) -> None:
         super().__init__(0)

@@ -334,8 +334,6 @@ def test_a_launch_runs_in_the_interpreter_on_memory_that_others_see(machine: Fak
     told = machine.run(
         PRELUDE + LAUNCHES,
         KERNELS,
-        FAKECUDA_HOOK="tests.fakecuda.ptx_hook",
-        PYTHONPATH=str(Path(__file__).parents[2]),
     )
     assert told.splitlines() == [
         "b'\\x07\\x00\\x00\\x00' b'\\x00\\x00\\x00\\x00'",
@@ -372,9 +370,5 @@ print([sorted(set(got(reader, block * BLOCK, BLOCK))) for block in range(COUNT)]
 
 
 def test_a_kernel_of_ours_is_loaded_launched_and_seen_by_others(machine: FakeGpus) -> None:
-    told = machine.run(
-        PRELUDE + COPY_BLOCKS,
-        FAKECUDA_HOOK="tests.fakecuda.ptx_hook",
-        PYTHONPATH=str(Path(__file__).parents[2]),
-    )
+    told = machine.run(PRELUDE + COPY_BLOCKS)
     assert told == "[[0], [1], [3], [3], [4], [5], [1], [7]]"

@@ -93,7 +93,7 @@ class Site:
 
 @contextlib.contextmanager
 def site(kind: str, folder: Path) -> Iterator[Site]:
-    """Two fake GPUs of 64 MiB, of which the first is served; or as much of the host, or of a real GPU."""
+    """64 MiB of the first of two fake GPUs, which have more; or as much of the host, or of a real GPU."""
     size = str(MEMORY)
     if kind == "host":
         with running_kvd(folder, "--host-memory", size) as kvd:
@@ -104,8 +104,8 @@ def site(kind: str, folder: Path) -> Iterator[Site]:
             yield from _cleared(Site(kind, kvd, "gpu0"))
         return
     old = {"no_vmm": 3} if kind == "cuda_legacy" else {}
-    with fake_gpus(devices=2, memory=MEMORY, **old) as gpus:
-        arguments = ("--gpus", "0", "--memory", "1.0")
+    with fake_gpus(devices=2, memory=2 * MEMORY, **old) as gpus:
+        arguments = ("--gpus", "0", "--memory", size)
         with running_kvd(folder, *arguments, environment=gpus.full_environment()) as kvd:
             yield from _cleared(Site(kind, kvd, "gpu0", gpus))
 

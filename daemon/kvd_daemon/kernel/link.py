@@ -36,7 +36,7 @@ class WorkerCommand:
             "NUMBA_CACHE_DIR": str(self.cache_dir),
         }
         module = [sys.executable, "-m", "kvd_daemon.kernel.worker"]
-        arguments = [str(worker_end.fileno()), str(os.getpid()), str(self.threads)]
+        arguments = [str(worker_end.fileno()), str(os.getpid()), str(self.threads), str(self.cache_dir)]
         lock = [] if self.lock_fd is None else [self.lock_fd]
         return subprocess.Popen(
             module + arguments,

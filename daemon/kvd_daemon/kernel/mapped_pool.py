@@ -3,14 +3,14 @@
 import ctypes
 import mmap
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvd.spec import KVSpec, Plane
+from kvd_cuda.backend import Backend
 from kvd_cuda.dtypes import storage_of
 from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
@@ -23,6 +23,9 @@ LSE_BYTES = 4  # float32
 
 class MappedPool:
     """Owns the mappings of one pool; they go with the last view of them."""
+
+    backend: Backend | None = None
+    """Whoever works on it; None: any that works on host memory."""
 
     def __init__(self, spec: KVSpec, blocks_total: int, pool_fd: int, sidecar_fd: int) -> None:
         self.spec = spec
@@ -40,15 +43,9 @@ class MappedPool:
         self._k = [self._plane(k) for k, _ in planes]
         self._v = [self._plane(v) for _, v in planes]
 
-    def _mapped(self, pool_fd: int, byte_count: int) -> mmap.mmap:
+    def _mapped(self, pool_fd: int, byte_count: int) -> Any:
+        """A buffer."""
         return mmap.mmap(pool_fd, byte_count)
-
-    def at_hand(self, block_ids: Sequence[IntArray]) -> AbstractContextManager[None]:
-        """The blocks of these tables can be read and written inside."""
-        return nullcontext()
-
-    def give_back(self, block_ids: IntArray) -> None:
-        """Inside of `at_hand`: what was written to these blocks is for everybody from here on."""
 
     def _plane(self, plane: Plane) -> npt.NDArray[Any]:
         """[blocks, block_size, kv_heads, head_dim] in the dtype's storage."""

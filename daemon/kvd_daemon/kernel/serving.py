@@ -7,15 +7,16 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from kvd.spec import KVSpec
+from kvd_cuda.backend import Backend
 from kvd_cuda.compress import compress
-from kvd_cuda.dtypes import IntArray
+from kvd_cuda.driver import CudaError
 from kvd_cuda.errors import KernelInputError
 from kvd_cuda.host import HostBackend
 from kvd_cuda.plan import CompressPlan, Rope
@@ -23,8 +24,9 @@ from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
 from kvd_daemon.kernel import messages as m
 from kvd_daemon.kernel import wire
+from kvd_daemon.kernel.announcing import AnnouncingBackend
+from kvd_daemon.kernel.gpus import Gpus
 from kvd_daemon.kernel.mapped_pool import MappedPool
-from kvd_daemon.kernel.staged_pool import GpuOf, StagedPool
 from kvd_daemon.kernel.warm import warm_up
 
 MAX_FDS = 2  # per message: a pool's bytes and its sidecar
@@ -86,39 +88,19 @@ class Voice:
             self._link.send(m.Working())
 
 
-class AnnouncingBackend(HostBackend):
-    """Says so before the first byte of a lease moves."""
-
-    def __init__(self, announce: Callable[[], None], on_step: Callable[[], None]) -> None:
-        super().__init__(on_step=on_step)
-        self._announce = announce
-
-    def compact(self, planes: KVPlanes, kept: IntArray, destination: IntArray) -> None:
-        self._announce()
-        super().compact(planes, kept, destination)
-
-    def observe(self, planes: KVPlanes, queries: WindowQueries) -> None:
-        self._announce()
-        super().observe(planes, queries)
-
-    def rotate_keys(self, planes: KVPlanes, slots: IntArray, delta: int, rope: Rope) -> None:
-        self._announce()
-        super().rotate_keys(planes, slots, delta, rope)
-
-
 class KernelWorker:
     """Pools by id, and what to do for each message."""
 
-    def __init__(self, link: DaemonLink, voice: Voice) -> None:
+    def __init__(self, link: DaemonLink, voice: Voice, cache: Path) -> None:
         self._link = link
         self._voice = voice
         self._pools: dict[str, MappedPool] = {}
-        self._moved = False
-        self._backend = AnnouncingBackend(self._moving, voice.step)
+        self._host = HostBackend(on_step=voice.step)
+        self._gpus = Gpus(cache, voice.step)
 
-    def _moving(self) -> None:
-        self._moved = True
-        self._link.send(m.Moving())
+    def _backend(self, pool: MappedPool) -> Backend:
+        own: Backend = pool.backend or self._host
+        return AnnouncingBackend(own, lambda: self._link.send(m.Moving()))
 
     def serve(self) -> None:
         """Until the daemon is gone. Anything unforeseen ends this process; the daemon starts another."""
@@ -145,10 +127,9 @@ class KernelWorker:
             case m.Scrub(pool_id, runs):
                 self._pools[pool_id].scrub(runs, self._voice.step)
             case m.Observe():
-                with self._pools[request.pool_id].at_hand([request.source, request.scratch]):
-                    self._observe(request)
+                self._observe(request)
             case m.Compress():
-                return self._compress_at_hand(request)
+                return self._compress(request)
             case m.Ping():
                 pass
             case _:
@@ -159,32 +140,21 @@ class KernelWorker:
         spec, fds = KVSpec(**request.spec), self._link.take_fds()
         if request.kind == "host":
             return MappedPool(spec, request.blocks_total, *fds)
-        return StagedPool(
-            spec, request.blocks_total, *fds, GpuOf(request.kind, request.uuid, self._voice.step)
-        )
-
-    def _compress_at_hand(self, request: m.Compress) -> m.Done:
-        pool = self._pools[request.pool_id]
-        pool.scrub(request.scrub_runs, self._voice.step)
-        with pool.at_hand([request.source, request.scratch]):
-            self._moved = False
-            done = self._compress(request)
-            if self._moved:
-                pool.give_back(request.destination if request.destination.size else request.source)
-        return done
+        return self._gpus.map_pool(spec, request, fds)
 
     def _observe(self, request: m.Observe) -> None:
         pool = self._pools[request.pool_id]
         queries = pool.queries(request)
         assert queries is not None, "an observation without queries"
-        self._backend.observe(pool.lease(request), queries)
+        self._backend(pool).observe(pool.lease(request), queries)
 
     def _compress(self, request: m.Compress) -> m.Done:
         pool = self._pools[request.pool_id]
-        planes, queries = pool.lease(request), pool.queries(request)
+        pool.scrub(request.scrub_runs, self._voice.step)
+        planes, queries, backend = pool.lease(request), pool.queries(request), self._backend(pool)
         if request.method == "h2o" and queries is not None:
-            planes = self._observed(planes, queries)
-        result = compress(self._backend, planes, _plan(request), queries)
+            planes = _observed(backend, planes, queries)
+        result = compress(backend, planes, _plan(request), queries)
         blocks = np.zeros(0, np.int32) if result.kept_block_indices is None else result.kept_block_indices
         mass = np.zeros(0, np.float32) if result.mass_retained is None else result.mass_retained
         return m.Done(
@@ -193,15 +163,16 @@ class KernelWorker:
             mass_retained=mass.astype(np.float32),
         )
 
-    def _observed(self, planes: KVPlanes, queries: WindowQueries) -> KVPlanes:
-        """H2O with queries is an observation and a compression in one."""
-        unobserved = planes.length - planes.observed_length
-        if queries.count > unobserved:
-            raise KernelInputError(
-                f"queries of {queries.count} tokens, {unobserved} were not observed yet; none may vote twice"
-            )
-        self._backend.observe(planes, queries)
-        return replace(planes, observed_length=planes.length)
+
+def _observed(backend: Backend, planes: KVPlanes, queries: WindowQueries) -> KVPlanes:
+    """H2O with queries is an observation and a compression in one."""
+    unobserved = planes.length - planes.observed_length
+    if queries.count > unobserved:
+        raise KernelInputError(
+            f"queries of {queries.count} tokens, {unobserved} were not observed yet; none may vote twice"
+        )
+    backend.observe(planes, queries)
+    return replace(planes, observed_length=planes.length)
 
 
 def _plan(request: m.Compress) -> CompressPlan:
@@ -219,15 +190,17 @@ def _plan(request: m.Compress) -> CompressPlan:
     )
 
 
-def serve(connection: socket.socket, threads: int) -> None:
-    """Until the daemon is gone."""
+def serve(connection: socket.socket, threads: int, cache: Path) -> None:
+    """Until the daemon is gone, or a GPU fails: whatever was under way on it is undefined then."""
     torch.set_num_threads(threads)
     link = DaemonLink(connection)
     voice = Voice(link)
     try:
         warm_up(voice.step)
-        worker = KernelWorker(link, voice)
+        worker = KernelWorker(link, voice, cache)
         link.send(m.Ready())
         worker.serve()
     except (DaemonGoneError, ConnectionError):
         LOG.info("the daemon is gone; kernel worker %d ends", os.getpid())
+    except CudaError as error:
+        LOG.error("the GPU fails: %s", error)

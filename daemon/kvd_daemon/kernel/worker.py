@@ -1,12 +1,13 @@
-"""The kernel worker's process: `python -m kvd_daemon.kernel.worker FD PARENT_PID THREADS`.
+"""The kernel worker's process: `python -m kvd_daemon.kernel.worker FD PARENT_PID THREADS CACHE`.
 
-Serves the inherited socket FD.
+Serves the inherited socket FD; compiled kernels are kept in the folder CACHE.
 """
 
 import logging
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from kvd_daemon.processes import die_with_parent
 
@@ -18,7 +19,7 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s")
     from kvd_daemon.kernel.serving import serve
 
-    serve(socket.socket(fileno=fd), threads)
+    serve(socket.socket(fileno=fd), threads, Path(sys.argv[4]))
 
 
 if __name__ == "__main__":
