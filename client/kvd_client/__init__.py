@@ -52,6 +52,7 @@ from kvd.errors import (
     LimitExceededError,
     NotFoundError,
     NotOwnerError,
+    OfferNotFoundError,
     PinNotFoundError,
     PoolExhaustedError,
     PoolInUseError,
@@ -59,9 +60,11 @@ from kvd.errors import (
     PoolNotFoundError,
     PrefixNotFoundError,
     QuotaExceededError,
+    ReceiverNotFoundError,
     RequestReusedError,
     SessionExpiredError,
     SessionNotFoundError,
+    ShelfKeyTakenError,
     StaleGenerationError,
     TicketInvalidError,
     UnauthenticatedError,
@@ -70,7 +73,7 @@ from kvd.errors import (
 from kvd.policy import H2O, Dense, Dual, Keep, Policy, SnapKV, Span, Streaming
 from kvd_client import prefix
 from kvd_client._client import Client, connect
-from kvd_client._events import Draining, Event, Events, LeaseRevoked, Pressure, SessionLost
+from kvd_client._events import Draining, Event, Events, LeaseRevoked, Offer, Offers, Pressure, SessionLost
 from kvd_client._lease import Lease
 from kvd_client._match import Match
 from kvd_client._pool import LeaseWish, Pool
@@ -120,6 +123,9 @@ __all__ = [
     "Match",
     "NotFoundError",
     "NotOwnerError",
+    "Offer",
+    "OfferNotFoundError",
+    "Offers",
     "PinNotFoundError",
     "Policy",
     "Pool",
@@ -130,11 +136,13 @@ __all__ = [
     "PrefixNotFoundError",
     "Pressure",
     "QuotaExceededError",
+    "ReceiverNotFoundError",
     "RequestReusedError",
     "Rope",
     "SessionExpiredError",
     "SessionLost",
     "SessionNotFoundError",
+    "ShelfKeyTakenError",
     "SnapKV",
     "Span",
     "StaleGenerationError",

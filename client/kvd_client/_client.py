@@ -15,7 +15,7 @@ from kvd.v1 import kvd_pb2 as pb
 from kvd_client._attach import ask_memory
 from kvd_client._checked import client_name, pool_name, seconds
 from kvd_client._endpoint import find_endpoint
-from kvd_client._events import Events
+from kvd_client._events import Events, Offers
 from kvd_client._mapping import map_pool
 from kvd_client._pool import Pool
 from kvd_client._session import Session, new_request_id
@@ -39,6 +39,11 @@ class Client:
     def events(self) -> Events:
         """What the daemon tells unasked: pressure, revoked leases, draining, a lost session."""
         return self._session.events
+
+    @property
+    def offers(self) -> Offers:
+        """Leases that other sessions transferred to this one: `client.offers.get(timeout=5.0)`."""
+        return self._session.offers
 
     @property
     def device(self) -> str:

@@ -3,6 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 from threading import Condition
+from typing import Generic, TypeVar
 
 from kvd_client._checked import seconds
 
@@ -38,32 +39,62 @@ class SessionLost:
     cause: str
 
 
+@dataclass(frozen=True)
+class Offer:
+    """Another session transferred a lease to this one: `client.pool(offer.pool).adopt(offer.key)`."""
+
+    pool: str
+    key: str
+    lease_id: int
+
+
 Event = LeaseRevoked | Pressure | Draining | SessionLost
 
 
-class Events:
-    """A queue of events, oldest first. Safe to read from any thread."""
+Told = TypeVar("Told")
+
+
+class Queue(Generic[Told]):
+    """Oldest first. Safe to read from any thread."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Event] = deque(maxlen=MAX_WAITING_EVENTS)
+        self._waiting: deque[Told] = deque(maxlen=MAX_WAITING_EVENTS)
         self._arrived = Condition()
 
-    def get(self, timeout: float) -> Event | None:
+    def get(self, timeout: float) -> Told | None:
         """The next event, or None if none came within `timeout` seconds."""
         patience_s = seconds("timeout", timeout, least_s=0.0)
         with self._arrived:
             arrived = self._arrived.wait_for(lambda: len(self._waiting) > 0, patience_s)
             return self._waiting.popleft() if arrived else None
 
-    def drain(self) -> list[Event]:
+    def drain(self) -> list[Told]:
         """Those that are there already, without waiting: cheap enough for every decode step."""
         with self._arrived:
             events = list(self._waiting)
             self._waiting.clear()
             return events
 
-    def put(self, event: Event) -> None:
+    def put(self, event: Told) -> None:
         """Called by the session. Drops the oldest one when full."""
         with self._arrived:
             self._waiting.append(event)
             self._arrived.notify()
+
+
+class Events(Queue[Event]):
+    """A queue of events."""
+
+
+class Offers(Queue[Offer]):
+    """A queue of leases that wait for this session. Each is told once, however often the daemon tells it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: deque[Offer] = deque(maxlen=MAX_WAITING_EVENTS)
+
+    def put(self, event: Offer) -> None:
+        """Called by the session's thread alone."""
+        if event not in self._told:
+            self._told.append(event)
+            super().put(event)

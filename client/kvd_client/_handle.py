@@ -89,6 +89,11 @@ class LeaseHandle:
     def revoke(self, cause: str) -> None:
         self._gone = LeaseRevokedError(f"lease {self.lease_id} was taken away: {cause}; prefill again")
 
+    def give_away(self, cause: KvdError) -> None:
+        """It is another session's, or nobody's yet: there is nothing to release here."""
+        self._gone = cause
+        self._orphan.detach()
+
     def end(self) -> None:
         """The worker is done with it: the session's next call releases it."""
         with self.lock:

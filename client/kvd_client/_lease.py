@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvd.arguments import refused, whole
+from kvd.arguments import refused, text, whole
 from kvd.convert import policy_to_proto
-from kvd.errors import InvalidArgumentError
-from kvd.limits import MAX_TOKENS_PER_LEASE
+from kvd.errors import ClosedError, InvalidArgumentError
+from kvd.limits import MAX_SHELF_KEY_CHARS, MAX_TOKENS_PER_LEASE
 from kvd.policy import Policy
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import LeaseCall, held
@@ -24,6 +24,7 @@ from kvd_client._report import CompressionReport, Rope
 from kvd_client._session import new_request_id
 from kvd_client._state import BlockIds, Slots, SlotState, positions, visible_slots
 
+DEFAULT_SHELF_TTL_S = 60.0  # seconds; whoever adopts is there already, or comes with its process
 COMPRESS_S = 60.0  # a kernel worker on one CPU core needs some ten seconds for 128k tokens of 32 layers
 
 if TYPE_CHECKING:
@@ -225,6 +226,41 @@ class Lease:
         If the daemon cannot be asked now, the client's next call releases it. Does nothing in a forked child.
         """
         self.pool.release_many([self])
+
+    # Giving it away.
+
+    def publish(self, key: str, ttl: float = DEFAULT_SHELF_TTL_S) -> None:
+        """Let another session of your tenant go on with it: `Pool.adopt(key)`, on the same device, without a
+        copy. Asks the daemon.
+
+        Length, positions, policy, scores and sealed blocks travel along. You promise to have stopped writing;
+        kernels that read or wrote the lease have finished. This object is dead afterwards (ClosedError). The
+        lease lives on without this process; nobody's for `ttl` seconds, its blocks come back. Raises
+        ShelfKeyTakenError.
+        """
+        self._give(text("key", key, MAX_SHELF_KEY_CHARS), "", seconds("ttl", ttl))
+
+    def transfer(self, session_id: str, ttl: float = DEFAULT_SHELF_TTL_S) -> None:
+        """`publish` for one session alone (`Client.session_id` there), which is told: `Client.offers`.
+
+        Raises ReceiverNotFoundError.
+        """
+        self._give("", text("session_id", session_id, MAX_SHELF_KEY_CHARS), seconds("ttl", ttl))
+
+    def _give(self, key: str, to_session: str, ttl_s: float) -> None:
+        if not key and not to_session:
+            raise InvalidArgumentError(
+                "an empty name; name a key to publish under, or a session to transfer to"
+            )
+        where = f"transferred to session {to_session}" if to_session else f"published under {key!r}: adopt it"
+        gone = ClosedError(f"lease {self.lease_id} was {where}")
+        with held(self._session, [self.handle]):
+            request = pb.PublishRequest(
+                request_id=new_request_id(), progress=self.handle.progress(), key=key, to_session=to_session
+            )
+            request.ttl.FromNanoseconds(int(ttl_s * 1e9))
+            method, handle = self._session.share_service.Publish, self.handle
+            LeaseCall([handle], method, request, lambda _: handle.give_away(gone)).make(self._session)
 
     # Compression.
 

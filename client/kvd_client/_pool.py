@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvd.arguments import listed, refused, whole
-from kvd.convert import policy_to_proto, runs_from_proto
+from kvd.arguments import listed, refused, text, whole
+from kvd.convert import policy_from_proto, policy_to_proto, runs_from_proto
 from kvd.errors import (
     ClosedError,
-    DeadlineExceededError,
-    DeviceUnavailableError,
-    ExhaustedError,
     InvalidArgumentError,
     KvdError,
     LeaseLostError,
-    NotFoundError,
 )
+from kvd.limits import MAX_SHELF_KEY_CHARS
 from kvd.policy import Dense, Policy
 from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
@@ -35,7 +32,8 @@ from kvd_client._memory import PoolMemory
 from kvd_client._prompt import Prompt, lease_prompt
 from kvd_client._session import Session, new_request_id
 from kvd_client._state import Slots
-from kvd_client._waiting import wait_seconds, waiting
+from kvd_client._taking import Takings
+from kvd_client._waiting import wait_seconds
 
 MAX_LEASE_AHEAD = 1024  # blocks; more is `tokens`
 DEFAULT_LEASE_AHEAD = 1  # blocks; a decode step then asks the daemon every 2 * block_size tokens
@@ -95,7 +93,7 @@ class Pool:
         self._keeper = keeper  # a client nobody else holds must live as long as its pools
         self._gone: KvdError | None = None
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
-        self._unanswered: list[pb.LeaseRequest] = []
+        self._takings = Takings(session, session_id, self.check)
 
     def __repr__(self) -> str:
         return f"Pool({self.name!r}, {self.blocks} blocks, {self.spec})"
@@ -233,7 +231,24 @@ class Pool:
         for wish in wishes:
             if isinstance(wish.prefix, Match):
                 wish.prefix.taken()
-        return [self._adopt(wish, answer) for wish, answer in zip(wishes, answers, strict=True)]
+        return [
+            self._adopt(wish.policy, wish.lease_ahead, answer)
+            for wish, answer in zip(wishes, answers, strict=True)
+        ]
+
+    def adopt(self, key: str, wait: float = 0.0, lease_ahead: int = DEFAULT_LEASE_AHEAD) -> Lease:
+        """Go on with a lease that a session of your tenant published: all it had, and no byte copied.
+
+        wait  seconds to wait for it to be published, on top of the client's timeout
+
+        Asks the daemon. Raises OfferNotFoundError (nothing there, not any more, or not for this session),
+        LimitExceededError. A call that broke off is taken up by the next one for that key.
+        """
+        key, wait_s = text("key", key, MAX_SHELF_KEY_CHARS), wait_seconds(wait)
+        whole("lease_ahead", lease_ahead, 0, MAX_LEASE_AHEAD)
+        self.check()
+        answer = self._takings.adopt(self.name, self.pool_id, key, wait_s)
+        return self._adopt(policy_from_proto(answer.policy), lease_ahead, answer.lease)
 
     def extend_many(self, leases: Sequence[Lease], tokens: Sequence[int], wait: float = 0.0) -> list[Slots]:
         """`Lease.extend` for several leases, all or none, in at most one call: one number for each."""
@@ -276,12 +291,16 @@ class Pool:
             raise InvalidArgumentError("a lease is named twice in one call; name each once")
         return checked
 
-    def _adopt(self, wish: LeaseWish, answer: pb.LeaseState) -> Lease:
-        handle = LeaseHandle(self, wish.policy, answer)
+    def _adopt(self, policy: Policy, lease_ahead: int, answer: pb.LeaseState) -> Lease:
+        handle = LeaseHandle(self, policy, answer)
         self.session.adopt_lease(handle.lease_id, handle, self.session_id)
-        lease = Lease(self, handle, wish.lease_ahead)
+        lease = Lease(self, handle, lease_ahead)
         self._leases.add(lease)
         return lease
+
+    def settle(self, deadline: float) -> None:
+        """Called by the session now and then: what calls took that broke off goes back."""
+        self._takings.settle(deadline)
 
     def _request(self, items: Sequence[pb.LeaseItem], scratch: bool = False) -> pb.LeaseRequest:
         return pb.LeaseRequest(
@@ -290,41 +309,8 @@ class Pool:
 
     def _grant(self, request: pb.LeaseRequest, wait_s: float = 0.0) -> list[pb.LeaseState]:
         """Make a call that leases. One that broke off may have leased: the next one gives that back."""
-        while self._unanswered:
-            self._give_back(self._unanswered.pop())
-        return self._lease_once(request, wait_s)
-
-    def _lease_once(self, request: pb.LeaseRequest, wait_s: float = 0.0) -> list[pb.LeaseState]:
-        session = self.session
-        try:
-            with waiting(request, wait_s):
-                answer: pb.LeaseResponse = session.call(
-                    session.lease_service.Lease, request, self.check, session.timeout_s + wait_s
-                )
-        except (DeadlineExceededError, DeviceUnavailableError):
-            self._unanswered.append(request)
-            raise
-        return list(answer.leases)
-
-    def _give_back(self, request: pb.LeaseRequest) -> None:
-        """Repeated with its request id, the call says what it leased; or it is refused and leased nothing."""
-        with suppress(ExhaustedError, NotFoundError, InvalidArgumentError):
-            for answer in self._lease_once(request):
-                self.session.orphan(answer.lease_id, self.session_id)
-
-    def settle(self, deadline: float) -> None:
-        """As `_grant` does with calls that broke off, in the session's thread and without another attempt."""
-        while self._unanswered:
-            request = self._unanswered.pop()
-            try:
-                answer = self.session.attempt(self.session.lease_service.Lease, request, deadline)
-            except (ExhaustedError, NotFoundError, InvalidArgumentError):
-                continue
-            except KvdError:
-                self._unanswered.append(request)
-                return
-            for lease in answer.leases:
-                self.session.orphan(lease.lease_id, self.session_id)
+        self._takings.give_back()
+        return self._takings.lease(request, wait_s)
 
     @contextmanager
     def scratch(self, payload: npt.NDArray[np.uint8]) -> Iterator[int]:

@@ -18,6 +18,7 @@ from kvd.errors import (
     LeaseExpiredError,
     LeaseLostError,
     LeaseNotFoundError,
+    NotOwnerError,
     PoolNotFoundError,
     SessionExpiredError,
     SessionNotFoundError,
@@ -27,7 +28,7 @@ from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc as rpc
 from kvd_client._endpoint import Endpoint
 from kvd_client._errors import from_rpc_error
-from kvd_client._events import Draining, Events, LeaseRevoked, Pressure, SessionLost
+from kvd_client._events import Draining, Events, LeaseRevoked, Offer, Offers, Pressure, SessionLost
 from kvd_client._fork import keep_in_children
 from kvd_client._stream import FIRST_PAUSE_S, MAX_PAUSE_S, Identity, SessionStream
 
@@ -95,6 +96,7 @@ class Session:
         self.endpoint = endpoint
         self.timeout_s = timeout_s
         self.events = Events()
+        self.offers = Offers()
         self._channel = grpc.insecure_channel(endpoint.grpc_target, options=CHANNEL_OPTIONS)
         self.lease_service = rpc.LeaseServiceStub(self._channel)
         self.share_service = rpc.ShareServiceStub(self._channel)
@@ -250,7 +252,7 @@ class Session:
         )
         try:
             self.attempt(self.lease_service.Release, request, deadline)
-        except LeaseNotFoundError:
+        except (LeaseNotFoundError, NotOwnerError):  # it was released, or published, by a call that broke off
             self._release_each(lease_ids, identity, deadline)
         except LeaseBusyError:
             if len(lease_ids) == 1:
@@ -287,6 +289,9 @@ class Session:
                 self._settle()
             case "pressure":
                 self.events.put(Pressure(response.pressure.pool, response.pressure.wanted_blocks))
+            case "offered":
+                offered = response.offered
+                self.offers.put(Offer(offered.pool, offered.key, offered.lease_id))
             case "draining":
                 self.events.put(Draining())
 

@@ -13,7 +13,7 @@ def wait_seconds(wait: object) -> float:
 
 
 @contextmanager
-def waiting(request: pb.LeaseRequest | pb.ExtendRequest, wait_s: float) -> Iterator[None]:
+def waiting(request: pb.LeaseRequest | pb.ExtendRequest | pb.AdoptRequest, wait_s: float) -> Iterator[None]:
     """The request waits for so many seconds; repeated later it does not: then only its reply counts."""
     if wait_s:
         request.max_wait.FromNanoseconds(int(wait_s * 1e9))

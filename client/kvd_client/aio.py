@@ -26,9 +26,12 @@ AWAITED = {
     Client: {"pool", "close"},
     Pool: {
         *("lease", "lease_many", "extend_many", "release_many", "wait_for", "close"),
-        *("match", "pin", "unpin"),
+        *("match", "pin", "unpin", "adopt"),
     },
-    Lease: {"extend", "trim", "seal", "seal_prompt", "release", "compress", "observe"},
+    Lease: {
+        *("extend", "trim", "seal", "seal_prompt", "release", "compress", "observe"),
+        *("publish", "transfer"),
+    },
     Match: {"release"},
 }
 

@@ -31,6 +31,8 @@ NEEDED: Mapping[str, Role | None] = {
     "/kvd.v1.ShareService/Match": Role.WORKER,
     "/kvd.v1.ShareService/Pin": Role.WORKER,
     "/kvd.v1.ShareService/Unpin": Role.WORKER,
+    "/kvd.v1.ShareService/Publish": Role.WORKER,
+    "/kvd.v1.ShareService/Adopt": Role.WORKER,
     "/kvd.v1.AdminService/GetStatus": Role.READ_ONLY,
     "/kvd.v1.AdminService/ListLeases": Role.READ_ONLY,
     "/kvd.v1.AdminService/GetLease": Role.READ_ONLY,

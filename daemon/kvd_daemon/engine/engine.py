@@ -22,6 +22,7 @@ from .call_limits import CallLimits
 from .compressions import Compressions
 from .events import Draining, Ended
 from .exhaustion import Exhaustion
+from .handing import Handing
 from .health import Health
 from .inheritance import Inheritance
 from .leases import Leases
@@ -39,7 +40,7 @@ MAX_TICK_S = 1.0  # seconds; what has no event of its own, a TTL that passed, is
 IDLE_BEFORE_CHECK_S = 0.5  # without a call for this long, the invariants are checked; probes come each second
 CHECK_INTERVAL_S = 10.0  # at most this often
 DRAIN_POLL_S = 0.02  # seconds between two looks at the leases that a drain waits for
-HELD = (LeaseState.ACTIVE, LeaseState.COMPRESSING)
+HELD = (LeaseState.ACTIVE, LeaseState.COMPRESSING, LeaseState.SHELVED)
 LOG = logging.getLogger("kvd.engine")
 
 
@@ -85,6 +86,7 @@ class Engine:
         self.admission = Admission(self.device, exhaustion)
         self.call_limits = CallLimits(self.device, self.gate)
         self.leases = Leases(self.device, self._kernel, self.sessions, self.admission, self.spawn)
+        self.handing = Handing(self.device, self.gate, self.sessions)
         self.sharing = Sharing(self.device, self.gate, exhaustion)
         self.compressions = Compressions(self.device, self._kernel, exhaustion)
         self._reload_listeners: list[Callable[[Settings], None]] = []
@@ -130,6 +132,7 @@ class Engine:
             await asyncio.sleep(min(max(tick_s, MIN_TICK_S), MAX_TICK_S))
             self.sessions.expire()
             self.sharing.tick()
+            self.handing.tick()
             self.admission.tick()
 
     async def _check_when_idle(self) -> None:
@@ -172,7 +175,7 @@ class Engine:
         self.admission.open()
 
     def held_leases(self) -> int:
-        """Leases somebody can still use."""
+        """Leases somebody can still use, or adopt."""
         return sum(lease.state in HELD for lease in self.device.leases.values())
 
     async def drained(self, patience_s: float) -> None:

@@ -27,6 +27,15 @@ class Pressure:
 
 
 @dataclass(frozen=True)
+class Offered:
+    """A lease waits for this session to adopt it."""
+
+    pool: str
+    key: str
+    lease_id: int
+
+
+@dataclass(frozen=True)
 class Draining:
     """The daemon stops soon."""
 
@@ -38,4 +47,4 @@ class Ended:
     error: KvdError | None = None
 
 
-Event = Renewed | Revoked | Pressure | Draining | Ended
+Event = Renewed | Revoked | Pressure | Offered | Draining | Ended

@@ -60,7 +60,8 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
     async def ListLeases(self, request: pb.ListLeasesRequest, context: Context) -> pb.ListLeasesResponse:
         leases = self.engine.device.leases
         keys, next_token = self._page_of_pool(leases, request)
-        infos = [lease_info(self.engine, leases[key]) for key in keys]
+        now_ns = time.monotonic_ns()
+        infos = [lease_info(self.engine, leases[key], now_ns) for key in keys]
         return pb.ListLeasesResponse(epoch=self.engine.epoch, leases=infos, next_page_token=next_token)
 
     @answered
@@ -70,7 +71,7 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
             raise LeaseNotFoundError(
                 f"no lease {request.lease_id}; list the leases", lease_id=request.lease_id
             )
-        info, table = lease_info(self.engine, lease), runs_to_proto(lease.table)
+        info, table = lease_info(self.engine, lease, time.monotonic_ns()), runs_to_proto(lease.table)
         return pb.GetLeaseResponse(epoch=self.engine.epoch, lease=info, table=table)
 
     @answered

@@ -10,7 +10,6 @@ from kvd.convert import policy_from_proto
 from kvd.errors import (
     DeviceUnavailableError,
     InvalidArgumentError,
-    PoolNotFoundError,
     SessionNotFoundError,
 )
 from kvd.v1 import kvd_pb2 as pb
@@ -25,7 +24,7 @@ from kvd_daemon.engine.sessions import OpenSession
 
 from .answering import Act, Answering, Conclude, Context, answered, begun, once, settled
 from .calls import extended, granted, growth_of, wishes_of
-from .requests import asker_of, progress_of, queries_of, rope_of
+from .requests import asker_of, progress_of, queries_of, refuse_another_pool, rope_of
 from .views import report, show_lease
 
 Reply = TypeVar("Reply", pb.LeaseResponse, pb.ExtendResponse)
@@ -66,17 +65,12 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
         if self.engine.health.state is HealthState.DRAINING:
             raise DeviceUnavailableError("the daemon stops; lease elsewhere, or retry in a second")
         self.engine.call_limits.check_count(len(request.items))
-        self._check_pool(request)
+        refuse_another_pool(request, self.engine.device.pools)
         wishes = wishes_of(request)
         self.engine.call_limits.check_lease(asker, request.pool, wishes)
         answer = self.engine.leases.lease(asker, request.pool, wishes)
         reply = granted(answer, self.engine.epoch)
         return self._when_zeroed(answer.leases, reply, conclude) if answer.scrub else reply
-
-    def _check_pool(self, request: pb.LeaseRequest) -> None:
-        pool = self.engine.device.pools.get(request.pool)
-        if pool is not None and request.pool_id not in ("", pool.pool_id):
-            raise PoolNotFoundError(f"pool {request.pool!r} is another one by now; attach to it again")
 
     @answered
     async def Extend(self, request: pb.ExtendRequest, context: Context) -> pb.ExtendResponse:

@@ -1,16 +1,17 @@
 """Messages in: to the core's and the engine's values."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvd.convert import policy_from_proto
-from kvd.errors import InvalidArgumentError
+from kvd.errors import InvalidArgumentError, PoolNotFoundError
 from kvd.policy import Dense
 from kvd.v1 import kvd_pb2 as pb
-from kvd_daemon.core import LeaseWish, Progress
+from kvd_daemon.core import LeaseWish, Pool, Progress
 from kvd_daemon.engine.admission import Asker
 from kvd_daemon.engine.kernel_jobs import GivenQueries, GivenRope
 from kvd_daemon.engine.sessions import OpenSession
 
+Waiting = pb.LeaseRequest | pb.ExtendRequest | pb.AdoptRequest
 ANSWER_NS = 20_000_000  # ns before a call's deadline, so that its answer is there in time
 DENSE = Dense()
 
@@ -23,6 +24,16 @@ def wish_of(item: pb.LeaseItem, scratch: bool) -> LeaseWish:
     """Raises InvalidArgumentError on a policy that makes no sense."""
     policy = policy_from_proto(item.policy) if item.HasField("policy") else DENSE
     return LeaseWish(item.tokens, policy, list(item.prefix_hashes), scratch, item.pin_id)
+
+
+def wait_of(request: Waiting, time_remaining: Callable[[], float | None]) -> int:
+    """How long a call would wait, in ns; that is taken out of it. Raises InvalidArgumentError."""
+    wait_ns = request.max_wait.ToNanoseconds()
+    if wait_ns < 0:
+        raise InvalidArgumentError(f"max_wait of {wait_ns} ns; a duration from 0 on is needed")
+    request.ClearField("max_wait")
+    remaining_s = time_remaining()
+    return wait_ns if remaining_s is None else min(wait_ns, max(0, int(remaining_s * 1e9) - ANSWER_NS))
 
 
 def asker_of(
@@ -39,14 +50,15 @@ def asker_of(
     identity = opened.session.identity
     if not request.HasField("max_wait"):
         return Asker(identity.session_id, identity.tenant, 0, growing)
-    wait_ns = request.max_wait.ToNanoseconds()
-    if wait_ns < 0:
-        raise InvalidArgumentError(f"max_wait of {wait_ns} ns; a duration from 0 on is needed")
-    request.ClearField("max_wait")
-    remaining_s = time_remaining()
-    if remaining_s is not None:
-        wait_ns = min(wait_ns, max(0, int(remaining_s * 1e9) - ANSWER_NS))
+    wait_ns = wait_of(request, time_remaining)
     return Asker(identity.session_id, identity.tenant, wait_ns, growing)
+
+
+def refuse_another_pool(request: pb.LeaseRequest | pb.AdoptRequest, pools: Mapping[str, Pool]) -> None:
+    """Raises PoolNotFoundError if the worker has mapped another pool of that name."""
+    pool = pools.get(request.pool)
+    if pool is not None and request.pool_id not in ("", pool.pool_id):
+        raise PoolNotFoundError(f"pool {request.pool!r} is another one by now; attach to it again")
 
 
 def queries_of(message: pb.Queries) -> GivenQueries:

@@ -32,6 +32,8 @@ class SessionService(Answering, kvd_pb2_grpc.SessionServiceServicer):
         reader = asyncio.create_task(self._read(opened, outbox, requests))
         try:
             await context.write(self._opened(opening))
+            for offer in self.engine.handing.offers_to(opened.session_id):
+                outbox.put(offer)
             await self._write(outbox, context)
         finally:
             reader.cancel()
@@ -88,6 +90,8 @@ class SessionService(Answering, kvd_pb2_grpc.SessionServiceServicer):
                 response.revoked.CopyFrom(pb.LeaseRevoked(lease_id=lease_id, cause=cause))
             case events.Pressure(pool, wanted_blocks):
                 response.pressure.CopyFrom(pb.Pressure(pool=pool, wanted_blocks=wanted_blocks))
+            case events.Offered(pool, key, lease_id):
+                response.offered.CopyFrom(pb.Offered(pool=pool, key=key, lease_id=lease_id))
             case events.Draining():
                 response.draining.SetInParent()
         return response

@@ -2,13 +2,21 @@
 
 # ruff: noqa: N802 - the methods are named by the proto
 
+import asyncio
+
+from kvd.convert import policy_to_proto
+from kvd.errors import InvalidArgumentError
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
+from kvd_daemon.core import Change, Offer
 from kvd_daemon.engine.sessions import OpenSession
 
-from .answering import Answering, Context, answered, once
+from .answering import Answering, Context, answered, begun, once, settled
+from .requests import progress_of, refuse_another_pool, wait_of
+from .views import show_lease
 
 DEFAULT_MATCH_TTL_NS = 10 * 10**9  # ns; a lease follows its match in milliseconds, or waits in line
+DEFAULT_SHELF_TTL_NS = 60 * 10**9  # ns; whoever adopts is there already, or comes with its process
 
 
 class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
@@ -43,3 +51,37 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
     def _unpin(self, opened: OpenSession, request: pb.UnpinRequest) -> pb.UnpinResponse:
         self.engine.sharing.unpin(opened, request.pin_id)
         return pb.UnpinResponse(epoch=self.engine.epoch)
+
+    @answered
+    async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
+        opened = self.engine.sessions.by_token(request.session_token)
+        return await once(self.engine, opened, request, lambda: self._publish(opened, request))
+
+    def _publish(self, opened: OpenSession, request: pb.PublishRequest) -> pb.PublishResponse:
+        if not request.key and not request.to_session:
+            raise InvalidArgumentError("no key to publish under; name one, or a session to transfer to")
+        ttl_ns = request.ttl.ToNanoseconds() if request.HasField("ttl") else DEFAULT_SHELF_TTL_NS
+        offer = Offer(request.key, ttl_ns, request.to_session)
+        lease = self.engine.handing.publish(opened, progress_of(request.progress), offer)
+        assert lease.shelved is not None, "it was published"
+        return pb.PublishResponse(epoch=self.engine.epoch, key=lease.shelved.key)
+
+    @answered
+    async def Adopt(self, request: pb.AdoptRequest, context: Context) -> pb.AdoptResponse:
+        """A call that waits has not begun yet: it ends with its caller."""
+        engine, opened = self.engine, self.engine.sessions.by_token(request.session_token)
+        wait_ns = wait_of(request, context.time_remaining)
+        place = opened.session.tenant, request.pool, request.key
+        outcome = await engine.handing.adopted(
+            place,
+            wait_ns,
+            lambda: begun(engine, opened, request, lambda conclude: self._adopt(opened, request)),
+        )
+        return await settled(outcome) if isinstance(outcome, asyncio.Future) else outcome
+
+    def _adopt(self, opened: OpenSession, request: pb.AdoptRequest) -> pb.AdoptResponse:
+        refuse_another_pool(request, self.engine.device.pools)
+        lease = self.engine.handing.adopt(opened, request.pool, request.key)
+        answer = pb.AdoptResponse(epoch=self.engine.epoch, policy=policy_to_proto(lease.policy))
+        show_lease(Change(lease, 0), answer.lease)
+        return answer

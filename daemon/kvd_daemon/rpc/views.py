@@ -1,6 +1,7 @@
 """Messages out: from the core's and the engine's values."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
@@ -9,6 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from kvd.convert import spec_to_proto
 from kvd.v1 import kvd_pb2 as pb
 from kvd_daemon.core import UNLIMITED, Change, Lease, Pin, Pool, Session
+from kvd_daemon.core.lease import Shelved
 from kvd_daemon.engine.compressions import Outcome
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.inheritance import Recovery
@@ -81,6 +83,7 @@ def pool_status(engine: Engine, pool: Pool) -> pb.PoolStatus:
         total_bytes=pool.spec.pool_bytes(pool.blocks_total),
         waiting_calls=waiting_calls,
         wanted_blocks=wanted_blocks,
+        leases_shelved=sum(lease.shelved is not None for lease in leases),
         blocks_pinned=np.unique(np.concatenate(pinned)).size if pinned else 0,
     )
 
@@ -114,7 +117,7 @@ def tenant_infos(engine: Engine) -> list[pb.TenantInfo]:
     return infos
 
 
-def lease_info(engine: Engine, lease: Lease) -> pb.LeaseInfo:
+def lease_info(engine: Engine, lease: Lease, now_ns: int) -> pb.LeaseInfo:
     return pb.LeaseInfo(
         lease_id=lease.lease_id,
         pool=lease.pool,
@@ -131,7 +134,15 @@ def lease_info(engine: Engine, lease: Lease) -> pb.LeaseInfo:
         blocks_saved=lease.blocks_saved,
         create_time=timestamp(engine.wall_ns(lease.created_ns)),
         scratch=lease.scratch,
+        **_shelf_fields(lease.shelved, now_ns),
     )
+
+
+def _shelf_fields(shelved: Shelved | None, now_ns: int) -> dict[str, Any]:
+    if shelved is None:
+        return {}
+    left = duration(max(0, shelved.expires_ns - now_ns))
+    return {"shelf_key": shelved.key, "to_session": shelved.to_session, "shelf_ttl": left}
 
 
 def pin_info(pin: Pin, now_ns: int) -> pb.PinInfo:

@@ -463,6 +463,7 @@ class ConnectResponse(google.protobuf.message.Message):
     REVOKED_FIELD_NUMBER: builtins.int
     PRESSURE_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    OFFERED_FIELD_NUMBER: builtins.int
     epoch: builtins.str
     """Random id of this daemon incarnation."""
     @property
@@ -485,6 +486,10 @@ class ConnectResponse(google.protobuf.message.Message):
     def draining(self) -> Global___Draining:
         """The daemon stops soon; no new leases."""
 
+    @property
+    def offered(self) -> Global___Offered:
+        """A lease was transferred to this session: adopt it."""
+
     def __init__(
         self,
         *,
@@ -494,10 +499,11 @@ class ConnectResponse(google.protobuf.message.Message):
         revoked: Global___LeaseRevoked | None = ...,
         pressure: Global___Pressure | None = ...,
         draining: Global___Draining | None = ...,
+        offered: Global___Offered | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["draining", b"draining", "event", b"event", "opened", b"opened", "pressure", b"pressure", "renewed", b"renewed", "revoked", b"revoked"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["draining", b"draining", "epoch", b"epoch", "event", b"event", "opened", b"opened", "pressure", b"pressure", "renewed", b"renewed", "revoked", b"revoked"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["opened", "renewed", "revoked", "pressure", "draining"] | None: ...
+    def HasField(self, field_name: typing.Literal["draining", b"draining", "event", b"event", "offered", b"offered", "opened", b"opened", "pressure", b"pressure", "renewed", b"renewed", "revoked", b"revoked"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["draining", b"draining", "epoch", b"epoch", "event", b"event", "offered", b"offered", "opened", b"opened", "pressure", b"pressure", "renewed", b"renewed", "revoked", b"revoked"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["event", b"event"]) -> typing.Literal["opened", "renewed", "revoked", "pressure", "draining", "offered"] | None: ...
 
 Global___ConnectResponse: typing_extensions.TypeAlias = ConnectResponse
 
@@ -605,6 +611,32 @@ class Draining(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___Draining: typing_extensions.TypeAlias = Draining
+
+@typing.final
+class Offered(google.protobuf.message.Message):
+    """A lease that waits for this session alone. Told again whenever the session's stream is resumed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: builtins.int
+    KEY_FIELD_NUMBER: builtins.int
+    LEASE_ID_FIELD_NUMBER: builtins.int
+    pool: builtins.str
+    """Its pool."""
+    key: builtins.str
+    """The key to adopt it by."""
+    lease_id: builtins.int
+    """The lease."""
+    def __init__(
+        self,
+        *,
+        pool: builtins.str = ...,
+        key: builtins.str = ...,
+        lease_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "lease_id", b"lease_id", "pool", b"pool"]) -> None: ...
+
+Global___Offered: typing_extensions.TypeAlias = Offered
 
 @typing.final
 class Pool(google.protobuf.message.Message):
@@ -1588,6 +1620,145 @@ class UnpinResponse(google.protobuf.message.Message):
 Global___UnpinResponse: typing_extensions.TypeAlias = UnpinResponse
 
 @typing.final
+class PublishRequest(google.protobuf.message.Message):
+    """See ShareService.Publish."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_TOKEN_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
+    KEY_FIELD_NUMBER: builtins.int
+    TTL_FIELD_NUMBER: builtins.int
+    TO_SESSION_FIELD_NUMBER: builtins.int
+    session_token: builtins.bytes
+    """Secret of the session."""
+    request_id: builtins.str
+    """Idempotency key."""
+    key: builtins.str
+    """Unique among the tenant's published leases of that pool, 1 to 256 characters. Empty with `to_session`: the
+    daemon chooses one.
+    """
+    to_session: builtins.str
+    """The session of the same tenant that alone may adopt it, and is told; empty: any of the tenant's."""
+    @property
+    def progress(self) -> Global___LeaseProgress:
+        """Where the worker stands, for the last time."""
+
+    @property
+    def ttl(self) -> google.protobuf.duration_pb2.Duration:
+        """How long it waits to be adopted, at most an hour; unset: 60 s."""
+
+    def __init__(
+        self,
+        *,
+        session_token: builtins.bytes = ...,
+        request_id: builtins.str = ...,
+        progress: Global___LeaseProgress | None = ...,
+        key: builtins.str = ...,
+        ttl: google.protobuf.duration_pb2.Duration | None = ...,
+        to_session: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["progress", b"progress", "ttl", b"ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "progress", b"progress", "request_id", b"request_id", "session_token", b"session_token", "to_session", b"to_session", "ttl", b"ttl"]) -> None: ...
+
+Global___PublishRequest: typing_extensions.TypeAlias = PublishRequest
+
+@typing.final
+class PublishResponse(google.protobuf.message.Message):
+    """See ShareService.Publish."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    KEY_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    key: builtins.str
+    """The key to adopt it by."""
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        key: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "key", b"key"]) -> None: ...
+
+Global___PublishResponse: typing_extensions.TypeAlias = PublishResponse
+
+@typing.final
+class AdoptRequest(google.protobuf.message.Message):
+    """See ShareService.Adopt."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_TOKEN_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    POOL_ID_FIELD_NUMBER: builtins.int
+    KEY_FIELD_NUMBER: builtins.int
+    MAX_WAIT_FIELD_NUMBER: builtins.int
+    session_token: builtins.bytes
+    """Secret of the session."""
+    request_id: builtins.str
+    """Idempotency key."""
+    pool: builtins.str
+    """Pool name."""
+    pool_id: builtins.str
+    """Which pool of that name the worker has mapped, as in LeaseRequest."""
+    key: builtins.str
+    """The key it was published under."""
+    @property
+    def max_wait(self) -> google.protobuf.duration_pb2.Duration:
+        """When nothing is there yet, wait for so long (at most until the call's deadline); unset: not at all."""
+
+    def __init__(
+        self,
+        *,
+        session_token: builtins.bytes = ...,
+        request_id: builtins.str = ...,
+        pool: builtins.str = ...,
+        pool_id: builtins.str = ...,
+        key: builtins.str = ...,
+        max_wait: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["max_wait", b"max_wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "max_wait", b"max_wait", "pool", b"pool", "pool_id", b"pool_id", "request_id", b"request_id", "session_token", b"session_token"]) -> None: ...
+
+Global___AdoptRequest: typing_extensions.TypeAlias = AdoptRequest
+
+@typing.final
+class AdoptResponse(google.protobuf.message.Message):
+    """See ShareService.Adopt."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    LEASE_FIELD_NUMBER: builtins.int
+    POLICY_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    @property
+    def lease(self) -> Global___LeaseState:
+        """The lease: all of its table is in `appended`."""
+
+    @property
+    def policy(self) -> Global___Policy:
+        """What it keeps when compressed."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        lease: Global___LeaseState | None = ...,
+        policy: Global___Policy | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease", "policy", b"policy"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "lease", b"lease", "policy", b"policy"]) -> None: ...
+
+Global___AdoptResponse: typing_extensions.TypeAlias = AdoptResponse
+
+@typing.final
 class GetStatusRequest(google.protobuf.message.Message):
     """See AdminService.GetStatus."""
 
@@ -1622,6 +1793,7 @@ class PoolStatus(google.protobuf.message.Message):
     WAITING_CALLS_FIELD_NUMBER: builtins.int
     WANTED_BLOCKS_FIELD_NUMBER: builtins.int
     BLOCKS_PINNED_FIELD_NUMBER: builtins.int
+    LEASES_SHELVED_FIELD_NUMBER: builtins.int
     blocks_free: builtins.int
     """Blocks nobody uses."""
     blocks_leased: builtins.int
@@ -1654,6 +1826,8 @@ class PoolStatus(google.protobuf.message.Message):
     """Blocks they want."""
     blocks_pinned: builtins.int
     """Sealed blocks that a match or a pin keeps there."""
+    leases_shelved: builtins.int
+    """Published leases that wait to be adopted."""
     @property
     def pool(self) -> Global___Pool:
         """Name, geometry, totals."""
@@ -1678,9 +1852,10 @@ class PoolStatus(google.protobuf.message.Message):
         waiting_calls: builtins.int = ...,
         wanted_blocks: builtins.int = ...,
         blocks_pinned: builtins.int = ...,
+        leases_shelved: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_pinned", b"blocks_pinned", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes", "waiting_calls", b"waiting_calls", "wanted_blocks", b"wanted_blocks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_pinned", b"blocks_pinned", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "leases_shelved", b"leases_shelved", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes", "waiting_calls", b"waiting_calls", "wanted_blocks", b"wanted_blocks"]) -> None: ...
 
 Global___PoolStatus: typing_extensions.TypeAlias = PoolStatus
 
@@ -1849,6 +2024,9 @@ class LeaseInfo(google.protobuf.message.Message):
     BLOCKS_SAVED_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
     SCRATCH_FIELD_NUMBER: builtins.int
+    SHELF_KEY_FIELD_NUMBER: builtins.int
+    TO_SESSION_FIELD_NUMBER: builtins.int
+    SHELF_TTL_FIELD_NUMBER: builtins.int
     lease_id: builtins.int
     """The lease."""
     pool: builtins.str
@@ -1858,7 +2036,7 @@ class LeaseInfo(google.protobuf.message.Message):
     tenant: builtins.str
     """Its tenant."""
     state: builtins.str
-    """"active", "compressing", "lost", "revoked" or "expired"."""
+    """"active", "compressing", "lost", "revoked", "expired" or "shelved" (published, without a session)."""
     generation: builtins.int
     """Fencing token."""
     length: builtins.int
@@ -1877,9 +2055,17 @@ class LeaseInfo(google.protobuf.message.Message):
     """Blocks its compressions returned."""
     scratch: builtins.bool
     """True for scratch."""
+    shelf_key: builtins.str
+    """Of a shelved one: the key it waits under."""
+    to_session: builtins.str
+    """Of a shelved one: the session that alone may adopt it, if there is one."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was leased."""
+
+    @property
+    def shelf_ttl(self) -> google.protobuf.duration_pb2.Duration:
+        """Of a shelved one: the time it still waits."""
 
     def __init__(
         self,
@@ -1899,9 +2085,12 @@ class LeaseInfo(google.protobuf.message.Message):
         blocks_saved: builtins.int = ...,
         create_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         scratch: builtins.bool = ...,
+        shelf_key: builtins.str = ...,
+        to_session: builtins.str = ...,
+        shelf_ttl: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["create_time", b"create_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "blocks_saved", b"blocks_saved", "create_time", b"create_time", "generation", b"generation", "lease_id", b"lease_id", "length", b"length", "policy", b"policy", "pool", b"pool", "position", b"position", "scratch", b"scratch", "sealed_blocks", b"sealed_blocks", "session_id", b"session_id", "sink_blocks", b"sink_blocks", "state", b"state", "tenant", b"tenant"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["create_time", b"create_time", "shelf_ttl", b"shelf_ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "blocks_saved", b"blocks_saved", "create_time", b"create_time", "generation", b"generation", "lease_id", b"lease_id", "length", b"length", "policy", b"policy", "pool", b"pool", "position", b"position", "scratch", b"scratch", "sealed_blocks", b"sealed_blocks", "session_id", b"session_id", "shelf_key", b"shelf_key", "shelf_ttl", b"shelf_ttl", "sink_blocks", b"sink_blocks", "state", b"state", "tenant", b"tenant", "to_session", b"to_session"]) -> None: ...
 
 Global___LeaseInfo: typing_extensions.TypeAlias = LeaseInfo
 

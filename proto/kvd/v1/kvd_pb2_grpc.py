@@ -603,6 +603,16 @@ class ShareServiceStub(object):
                 request_serializer=kvd_dot_v1_dot_kvd__pb2.UnpinRequest.SerializeToString,
                 response_deserializer=kvd_dot_v1_dot_kvd__pb2.UnpinResponse.FromString,
                 _registered_method=True)
+        self.Publish = channel.unary_unary(
+                '/kvd.v1.ShareService/Publish',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.PublishRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.PublishResponse.FromString,
+                _registered_method=True)
+        self.Adopt = channel.unary_unary(
+                '/kvd.v1.ShareService/Adopt',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.AdoptRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.AdoptResponse.FromString,
+                _registered_method=True)
 
 
 class ShareServiceServicer(object):
@@ -634,6 +644,23 @@ class ShareServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Publish(self, request, context):
+        """Puts a lease on the shelf, with all it has: length, positions, policy, scores. The caller promises to have
+        stopped writing. It is nobody's session's until it is adopted; after `ttl` its blocks come back.
+        Errors: those of Extend, SHELF_KEY_TAKEN, RECEIVER_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Adopt(self, request, context):
+        """Takes a lease off the shelf, into the caller's session.
+        Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, OFFER_NOT_FOUND, LIMIT_EXCEEDED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShareServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -651,6 +678,16 @@ def add_ShareServiceServicer_to_server(servicer, server):
                     servicer.Unpin,
                     request_deserializer=kvd_dot_v1_dot_kvd__pb2.UnpinRequest.FromString,
                     response_serializer=kvd_dot_v1_dot_kvd__pb2.UnpinResponse.SerializeToString,
+            ),
+            'Publish': grpc.unary_unary_rpc_method_handler(
+                    servicer.Publish,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.PublishRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.PublishResponse.SerializeToString,
+            ),
+            'Adopt': grpc.unary_unary_rpc_method_handler(
+                    servicer.Adopt,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.AdoptRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.AdoptResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -736,6 +773,60 @@ class ShareService(object):
             '/kvd.v1.ShareService/Unpin',
             kvd_dot_v1_dot_kvd__pb2.UnpinRequest.SerializeToString,
             kvd_dot_v1_dot_kvd__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Publish(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.ShareService/Publish',
+            kvd_dot_v1_dot_kvd__pb2.PublishRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.PublishResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Adopt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.ShareService/Adopt',
+            kvd_dot_v1_dot_kvd__pb2.AdoptRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.AdoptResponse.FromString,
             options,
             channel_credentials,
             insecure,

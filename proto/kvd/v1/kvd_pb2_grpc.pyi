@@ -574,7 +574,39 @@ _ShareServiceUnpinType = typing_extensions.TypeVar(
     ],
 )
 
-class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinType, _ShareServiceUnpinType]):
+_ShareServicePublishType = typing_extensions.TypeVar(
+    '_ShareServicePublishType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.PublishRequest,
+        kvd.v1.kvd_pb2.PublishResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.PublishRequest,
+        kvd.v1.kvd_pb2.PublishResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.PublishRequest,
+        kvd.v1.kvd_pb2.PublishResponse,
+    ],
+)
+
+_ShareServiceAdoptType = typing_extensions.TypeVar(
+    '_ShareServiceAdoptType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.AdoptRequest,
+        kvd.v1.kvd_pb2.AdoptResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.AdoptRequest,
+        kvd.v1.kvd_pb2.AdoptResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.AdoptRequest,
+        kvd.v1.kvd_pb2.AdoptResponse,
+    ],
+)
+
+class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinType, _ShareServiceUnpinType, _ShareServicePublishType, _ShareServiceAdoptType]):
     """Blocks and leases that change hands: prefixes found by their hashes, leases given to other sessions.
     Request ids as in LeaseService.
     """
@@ -593,6 +625,14 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
             kvd.v1.kvd_pb2.UnpinRequest,
             kvd.v1.kvd_pb2.UnpinResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.PublishRequest,
+            kvd.v1.kvd_pb2.PublishResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.AdoptRequest,
+            kvd.v1.kvd_pb2.AdoptResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -608,6 +648,14 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
         grpc.aio.UnaryUnaryMultiCallable[
             kvd.v1.kvd_pb2.UnpinRequest,
             kvd.v1.kvd_pb2.UnpinResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.PublishRequest,
+            kvd.v1.kvd_pb2.PublishResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.AdoptRequest,
+            kvd.v1.kvd_pb2.AdoptResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -625,6 +673,17 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
     Unpin: _ShareServiceUnpinType
     """Ends a match of the session's, or a pin of its tenant's. Errors: SESSION_NOT_FOUND, PIN_NOT_FOUND."""
 
+    Publish: _ShareServicePublishType
+    """Puts a lease on the shelf, with all it has: length, positions, policy, scores. The caller promises to have
+    stopped writing. It is nobody's session's until it is adopted; after `ttl` its blocks come back.
+    Errors: those of Extend, SHELF_KEY_TAKEN, RECEIVER_NOT_FOUND.
+    """
+
+    Adopt: _ShareServiceAdoptType
+    """Takes a lease off the shelf, into the caller's session.
+    Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, OFFER_NOT_FOUND, LIMIT_EXCEEDED.
+    """
+
 ShareServiceAsyncStub: typing_extensions.TypeAlias = ShareServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.MatchRequest,
@@ -637,6 +696,14 @@ ShareServiceAsyncStub: typing_extensions.TypeAlias = ShareServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.UnpinRequest,
         kvd.v1.kvd_pb2.UnpinResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.PublishRequest,
+        kvd.v1.kvd_pb2.PublishResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.AdoptRequest,
+        kvd.v1.kvd_pb2.AdoptResponse,
     ],
 ]
 
@@ -673,6 +740,27 @@ class ShareServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[kvd.v1.kvd_pb2.UnpinResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.UnpinResponse]]:
         """Ends a match of the session's, or a pin of its tenant's. Errors: SESSION_NOT_FOUND, PIN_NOT_FOUND."""
+
+    @abc.abstractmethod
+    def Publish(
+        self,
+        request: kvd.v1.kvd_pb2.PublishRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.PublishResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.PublishResponse]]:
+        """Puts a lease on the shelf, with all it has: length, positions, policy, scores. The caller promises to have
+        stopped writing. It is nobody's session's until it is adopted; after `ttl` its blocks come back.
+        Errors: those of Extend, SHELF_KEY_TAKEN, RECEIVER_NOT_FOUND.
+        """
+
+    @abc.abstractmethod
+    def Adopt(
+        self,
+        request: kvd.v1.kvd_pb2.AdoptRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.AdoptResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.AdoptResponse]]:
+        """Takes a lease off the shelf, into the caller's session.
+        Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, OFFER_NOT_FOUND, LIMIT_EXCEEDED.
+        """
 
 def add_ShareServiceServicer_to_server(servicer: ShareServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
 
