@@ -5,7 +5,7 @@ from argparse import Namespace
 
 from kvd.errors import DeadlineExceededError, DeviceUnavailableError
 from kvd.v1 import kvd_pb2 as pb
-from kvd_client.cli.fleet import Fleet, fleet_of
+from kvd_client.cli.fleet import Fleet, fleet_of, new_request_id
 from kvd_client.cli.output import Document, Output
 from kvd_client.cli.screen import Table
 
@@ -15,8 +15,8 @@ DRAIN_TABLE = Table(("device", "draining", "leases"))
 
 def drain(args: Namespace, output: Output) -> int:
     """0 if every device answered, else 1."""
-    request = pb.DrainRequest(resume=args.resume)
-    answers = _fleet(args).ask(lambda to: to.admin.Drain(request, timeout=to.timeout_s))
+    request = pb.DrainRequest(resume=args.resume, request_id=new_request_id())
+    answers = _fleet(args).ask(lambda to: to.admin.Drain(request, timeout=to.timeout_s), insist=True)
     rows = [
         {"device": device, "draining": not args.resume, "leases": answer.leases}
         for device, answer in answers.by_device.items()
@@ -38,7 +38,8 @@ def _fleet(args: Namespace) -> Fleet:
 
 def _replace(one: Fleet, device: str) -> Document:
     old, began_s = _status(one, device), time.monotonic()
-    one.ask_holder(device, lambda to: to.admin.Restart(pb.RestartRequest(), timeout=to.timeout_s))
+    request = pb.RestartRequest(request_id=new_request_id())
+    one.ask_holder(device, lambda to: to.admin.Restart(request, timeout=to.timeout_s), insist=True)
     new = _next_daemon(one, device, old.epoch)
     return {
         "device": device,

@@ -1,6 +1,8 @@
 """All devices of a run directory, asked at once: one that fails does not hide the others."""
 
 import os
+import secrets
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +25,8 @@ from kvd_client._endpoint import Endpoint
 from kvd_client._errors import DETAILS_KEY, from_rpc_error
 from kvd_client.cli.targets import START_HINT, LocalDevice, RemoteDevice, Target, TlsWords
 
+AGAIN_S = 0.05  # seconds between two attempts of a call that nobody heard
+REQUEST_ID_BYTES = 16  # 128 bits, as a UUID
 MAX_DEVICES = 64  # asked at once, a thread each; far beyond one machine's
 LEFT_BY_A_DAEMON = (GRPC_SOCKET, ATTACH_SOCKET, LOCK_FILE, DOWN_FILE)  # a clean stop leaves none of them
 
@@ -58,11 +62,16 @@ class Fleet:
     endpoints: tuple[Target, ...]
     timeout_s: float
 
-    def ask(self, call: Callable[[Stubs], T]) -> Answers[T]:
-        """`call` on every device, in threads. KvdErrors are collected, nothing else is."""
+    def ask(self, call: Callable[[Stubs], T], insist: bool = False) -> Answers[T]:
+        """`call` on every device, in threads. KvdErrors are collected, nothing else is.
+
+        `insist`: where no daemon answers, the call is made again, as long as its time lasts. It must be one
+        that can be repeated: one that reads, or has a `new_request_id`.
+        """
         answers = Answers[T]()
         with ThreadPoolExecutor(max_workers=len(self.endpoints)) as threads:
-            asked = [(one.device, threads.submit(self._ask_one, one, call)) for one in self.endpoints]
+            ask = self._insist if insist else self._ask_one
+            asked = [(one.device, threads.submit(ask, one, call)) for one in self.endpoints]
         for device, future in asked:
             error = future.exception()
             if isinstance(error, KvdError):
@@ -72,22 +81,30 @@ class Fleet:
         return answers
 
     def _ask_one(self, target: Target, call: Callable[[Stubs], T]) -> T:
-        with target.channel(self.timeout_s) as channel:
-            stubs = Stubs(rpc.AdminServiceStub(channel), rpc.PoolServiceStub(channel), self.timeout_s)
+        try:
+            return _called(target, call, self.timeout_s)
+        except grpc.RpcError as error:
+            raise _explained(error, target, self.timeout_s) from None
+
+    def _insist(self, target: Target, call: Callable[[Stubs], T]) -> T:
+        deadline_s = time.monotonic() + self.timeout_s
+        while True:
             try:
-                return call(stubs)
+                return _called(target, call, max(AGAIN_S, deadline_s - time.monotonic()))
             except grpc.RpcError as error:
-                raise _explained(error, target, self.timeout_s) from None
+                if not _was_unheard(error) or time.monotonic() + AGAIN_S > deadline_s:
+                    raise _explained(error, target, self.timeout_s) from None
+            time.sleep(AGAIN_S)
 
     def only(self, device: str) -> "Fleet":
         return Fleet(tuple(one for one in self.endpoints if one.device == device), self.timeout_s)
 
-    def ask_holder(self, what: str, call: Callable[[Stubs], T]) -> tuple[str, T]:
-        """The one device that has `what`, and its answer.
+    def ask_holder(self, what: str, call: Callable[[Stubs], T], insist: bool = False) -> tuple[str, T]:
+        """The one device that has `what`, and its answer. `insist` is as of `ask`.
 
         Raises what it raised where no device has it, InvalidArgumentError where more than one has.
         """
-        answers = self.ask(call)
+        answers = self.ask(call, insist)
         if len(answers.by_device) > 1:
             raise InvalidArgumentError(
                 f"{what} is on {' and '.join(answers.by_device)}; choose one with --device"
@@ -96,6 +113,24 @@ class Fleet:
             return device, answer
         errors = list(answers.failures.values())
         raise next((error for error in errors if not isinstance(error, NotFoundError)), errors[0])
+
+
+def new_request_id() -> str:
+    """For one request, however often it is made."""
+    return secrets.token_hex(REQUEST_ID_BYTES)
+
+
+def _called(target: Target, call: Callable[[Stubs], T], timeout_s: float) -> T:
+    with target.channel(timeout_s) as channel:
+        return call(Stubs(rpc.AdminServiceStub(channel), rpc.PoolServiceStub(channel), timeout_s))
+
+
+def _was_unheard(error: grpc.RpcError) -> bool:
+    """Or nobody can tell: the daemon died with it, or is not there. Its own refusal is no such thing."""
+    assert isinstance(error, grpc.Call)
+    return error.code() is grpc.StatusCode.UNAVAILABLE and DETAILS_KEY not in dict(
+        error.trailing_metadata() or ()
+    )
 
 
 def _explained(error: grpc.RpcError, target: Target, timeout_s: float) -> KvdError:

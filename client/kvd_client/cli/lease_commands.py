@@ -7,7 +7,7 @@ from typing import Any
 from kvd.errors import NotFoundError
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client.cli import records
-from kvd_client.cli.fleet import Stubs, fleet_of
+from kvd_client.cli.fleet import Stubs, fleet_of, new_request_id
 from kvd_client.cli.output import Output, note
 from kvd_client.cli.screen import Screen, Table, labelled, show_cell
 
@@ -148,9 +148,9 @@ def revoke(args: Namespace, output: Output) -> int:
     device, _ = fleet.ask_holder(
         what, lambda to: to.admin.GetLease(pb.GetLeaseRequest(lease_id=args.lease_id), timeout=to.timeout_s)
     )
-    request = pb.RevokeLeaseRequest(lease_id=args.lease_id, cause=args.cause)
+    request = pb.RevokeLeaseRequest(lease_id=args.lease_id, cause=args.cause, request_id=new_request_id())
     _, answer = fleet.only(device).ask_holder(
-        what, lambda to: to.admin.RevokeLease(request, timeout=to.timeout_s)
+        what, lambda to: to.admin.RevokeLease(request, timeout=to.timeout_s), insist=True
     )
     blocks = answer.quarantined_blocks
     record = {

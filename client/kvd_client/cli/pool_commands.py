@@ -13,7 +13,7 @@ from kvd.spec import KVSpec
 from kvd.streams import say
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client.cli import records, status_page
-from kvd_client.cli.fleet import Answers, Fleet, fleet_of
+from kvd_client.cli.fleet import Answers, Fleet, fleet_of, new_request_id
 from kvd_client.cli.models import DEFAULT_DTYPE, load_model
 from kvd_client.cli.output import Document, Output, complain, note
 from kvd_client.cli.plan_command import plan_spec
@@ -130,14 +130,17 @@ def create(args: Namespace, output: Output) -> int:
     """Raises DeviceFullError, PoolMismatchError, InvalidArgumentError on a geometry kvd refuses."""
     spec = _spec_of(args)
     request = pb.AdminCreatePoolRequest(
-        name=args.name, spec=spec_to_proto(spec), blocks=_blocks_of(args.blocks, args.size, spec)
+        name=args.name,
+        spec=spec_to_proto(spec),
+        blocks=_blocks_of(args.blocks, args.size, spec),
+        request_id=new_request_id(),
     )
     fleet = fleet_of(args)
     if len(fleet.endpoints) > 1:
         names = " or ".join(one.device for one in fleet.endpoints)
         raise InvalidArgumentError(f"there is more than one device; choose one with --device {names}")
     device, answer = fleet.ask_holder(
-        args.name, lambda to: to.admin.AdminCreatePool(request, timeout=to.timeout_s)
+        args.name, lambda to: to.admin.AdminCreatePool(request, timeout=to.timeout_s), insist=True
     )
     record = records.pool_record(device, answer.pool) | {"created": answer.created}
     leasable = record["blocks_total"] - NULL_BLOCKS
@@ -190,8 +193,10 @@ def drop(args: Namespace, output: Output) -> int:
     device, held = fleet.ask_holder(
         what, lambda to: to.pools.GetPool(pb.GetPoolRequest(name=args.name), timeout=to.timeout_s)
     )
-    request = pb.DropPoolRequest(name=args.name)
-    fleet.only(device).ask_holder(what, lambda to: to.admin.DropPool(request, timeout=to.timeout_s))
+    request = pb.DropPoolRequest(name=args.name, request_id=new_request_id())
+    fleet.only(device).ask_holder(
+        what, lambda to: to.admin.DropPool(request, timeout=to.timeout_s), insist=True
+    )
     record = records.pool_record(device, held.pool)
     output.show(record, [f"{what} on {device} dropped: {show_bytes(record['total_bytes'])} given back"])
     return 0

@@ -13,6 +13,7 @@ from kvd.errors import KvdError
 from kvd_daemon.access.gate import Gate, Guarding
 from kvd_daemon.core import InvariantError, LeaseState
 from kvd_daemon.device.protocol import DeviceMemory
+from kvd_daemon.journal import RecordingDevice
 from kvd_daemon.kernel.client import KernelClient
 from kvd_daemon.kernel.link import WorkerCommand
 from kvd_daemon.settings import Settings
@@ -75,6 +76,9 @@ class Engine:
         self.health = Health()
         self.device = inheritance.device
         self.requests = Requests(self.device)
+        self.passing_requests = Requests(
+            RecordingDevice(0)
+        )  # of operators; what they do ends with this daemon
         self._kernel = KernelClient(worker, lambda: self.health.kernel(self._kernel.trouble))
         self.probing = Probing(self.device, self.health)
         self.gate = Gate(settings.guarding, settings.name)

@@ -88,7 +88,7 @@ class Pools:
         self._populating.pop(name).cancel()
         del self._populated_bytes[name]
         self._kernel.unmap_pool(pool.pool_id)
-        self._free(pool)
+        asyncio.get_running_loop().call_soon(self._free, pool)  # not before the journal tells of it
         LOG.info("pool %s is dropped", name)
 
     def _free(self, pool: Pool) -> None:

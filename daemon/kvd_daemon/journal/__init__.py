@@ -4,9 +4,10 @@ from .calls import CallKind, CallKinds, digest_of
 from .log import Journal, JournalSettings
 from .recording import RecordingDevice
 from .recovery import Found, Opened, open_journal
-from .replies import Reply
+from .replies import OPERATORS, Reply
 
 __all__ = [
+    "OPERATORS",
     "CallKind",
     "CallKinds",
     "Found",

@@ -5,6 +5,8 @@ from collections.abc import Container, Iterable
 from typing import NamedTuple
 
 MAX_REPLIES = 256  # per session; a worker repeats a call within seconds, or never
+OPERATORS = ""
+"""In place of a session: all who are none. Theirs is never over."""
 
 
 class Reply(NamedTuple):
@@ -32,12 +34,14 @@ class Replies:
         """`sessions` are those there are: what the others were answered is forgotten now and then."""
         known = self._of.get(reply.session_id)
         if known is None:
-            self._of = {name: replies for name, replies in self._of.items() if name in sessions}
+            stay = [name for name in self._of if name in sessions or name == OPERATORS]
+            self._of = {name: self._of[name] for name in stay}
             known = self._of[reply.session_id] = OrderedDict()
         known[reply.request_id] = reply
         if len(known) > self._limit:
             known.popitem(last=False)
 
     def kept(self, sessions: Iterable[str]) -> list[Reply]:
-        """Those of `sessions`, the oldest first."""
-        return [reply for name in sessions if name in self._of for reply in self._of[name].values()]
+        """Those of `sessions` and of operators, the oldest first."""
+        names = [name for name in (OPERATORS, *sessions) if name in self._of]
+        return [reply for name in names for reply in self._of[name].values()]

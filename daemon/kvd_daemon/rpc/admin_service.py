@@ -3,7 +3,8 @@
 # ruff: noqa: N802 - the methods are named by the proto
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from kvd.convert import runs_to_proto, spec_from_proto
 from kvd.errors import DeviceUnavailableError, InvalidArgumentError, LeaseNotFoundError, PoolNotFoundError
@@ -13,7 +14,7 @@ from kvd_daemon import VERSION
 from kvd_daemon.core import Lease, Pin
 from kvd_daemon.engine.stopping import Ending, Wanted
 
-from .answering import Answering, Context, answered
+from .answering import Answering, Context, Reply, answered, repeatable
 from .paging import check_token, page, page_size_of
 from .views import (
     age,
@@ -78,6 +79,9 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
     async def RevokeLease(self, request: pb.RevokeLeaseRequest, context: Context) -> pb.RevokeLeaseResponse:
         if len(request.cause) > MAX_CAUSE_CHARS:
             raise InvalidArgumentError(f"cause of {len(request.cause)} characters; {MAX_CAUSE_CHARS} allowed")
+        return self._once(request, lambda: self._revoke(request))
+
+    def _revoke(self, request: pb.RevokeLeaseRequest) -> pb.RevokeLeaseResponse:
         revoked = self.engine.leases.revoke(request.lease_id, request.cause)
         return pb.RevokeLeaseResponse(
             epoch=self.engine.epoch,
@@ -117,6 +121,9 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
 
     @answered
     async def DropPin(self, request: pb.DropPinRequest, context: Context) -> pb.DropPinResponse:
+        return self._once(request, lambda: self._drop_pin(request))
+
+    def _drop_pin(self, request: pb.DropPinRequest) -> pb.DropPinResponse:
         pin = self.engine.sharing.drop_pin(request.pin_id)
         return pb.DropPinResponse(epoch=self.engine.epoch, blocks=pin.blocks.size)
 
@@ -124,11 +131,17 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
     async def AdminCreatePool(
         self, request: pb.AdminCreatePoolRequest, context: Context
     ) -> pb.AdminCreatePoolResponse:
+        return self._once(request, lambda: self._create_pool(request))
+
+    def _create_pool(self, request: pb.AdminCreatePoolRequest) -> pb.AdminCreatePoolResponse:
         pool, created = self.engine.pools.create(request.name, spec_from_proto(request.spec), request.blocks)
         return pb.AdminCreatePoolResponse(epoch=self.engine.epoch, pool=pool_view(pool), created=created)
 
     @answered
     async def DropPool(self, request: pb.DropPoolRequest, context: Context) -> pb.DropPoolResponse:
+        return self._once(request, lambda: self._drop_pool(request))
+
+    def _drop_pool(self, request: pb.DropPoolRequest) -> pb.DropPoolResponse:
         self.engine.pools.drop(request.name)
         return pb.DropPoolResponse(epoch=self.engine.epoch)
 
@@ -138,6 +151,9 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
 
     @answered
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        return repeatable(self.engine, self.engine.passing_requests, request, lambda: self._drain(request))
+
+    def _drain(self, request: pb.DrainRequest) -> pb.DrainResponse:
         if request.resume:
             self.engine.resume()
         else:
@@ -150,5 +166,12 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
             raise DeviceUnavailableError(
                 "this daemon has no supervisor that would keep its memory; start it by the command kvd"
             )
+        return self._once(request, self._restart)
+
+    def _restart(self) -> pb.RestartResponse:
         self.engine.stopping.ask(Wanted(Ending.RESTART))
         return pb.RestartResponse(epoch=self.engine.epoch)
+
+    def _once(self, request: Any, act: Callable[[], Reply]) -> Reply:
+        """The reply to the first request of that request_id; the journal has it with what was done."""
+        return repeatable(self.engine, self.engine.requests, request, act)

@@ -15,9 +15,9 @@ from kvd.errors import InternalError, KvdError
 from kvd.v1 import kvd_pb2 as pb
 from kvd_daemon.access.audit import REFUSALS, Caller
 from kvd_daemon.engine.engine import Engine
-from kvd_daemon.engine.requests import Call
+from kvd_daemon.engine.requests import Call, Requests
 from kvd_daemon.engine.sessions import OpenSession
-from kvd_daemon.journal import digest_of
+from kvd_daemon.journal import OPERATORS, digest_of
 
 from .status import code_of, details_of, message_of
 
@@ -109,6 +109,19 @@ def begun(
             return _concluded(engine, call, outcome)
     engine.requests.begins(call, outcome)
     return outcome
+
+
+def repeatable(engine: Engine, requests: Requests, request: Any, act: Callable[[], Reply]) -> Reply:
+    """As `once`, for operators. `requests` is where such requests are remembered."""
+    content, method = request.SerializeToString(), type(request).__name__
+    call = Call(OPERATORS, request.request_id, digest_of(method, content), method)
+    known = requests.known(call)
+    if known is not None:
+        return cast("Reply", _repeated(engine, call, known))
+    with engine.device.batch():
+        reply = act()
+        requests.answered(call, reply.SerializeToString())
+    return reply
 
 
 def _concluded(engine: Engine, call: Call, reply: Reply) -> Reply:

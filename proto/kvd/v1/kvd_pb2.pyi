@@ -2205,17 +2205,21 @@ class RevokeLeaseRequest(google.protobuf.message.Message):
 
     LEASE_ID_FIELD_NUMBER: builtins.int
     CAUSE_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     lease_id: builtins.int
     """The lease."""
     cause: builtins.str
     """Why, in words; told to the worker."""
+    request_id: builtins.str
+    """Idempotency key: a repeated call is answered as the first one was, also by the next daemon."""
     def __init__(
         self,
         *,
         lease_id: builtins.int = ...,
         cause: builtins.str = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "lease_id", b"lease_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "lease_id", b"lease_id", "request_id", b"request_id"]) -> None: ...
 
 Global___RevokeLeaseRequest: typing_extensions.TypeAlias = RevokeLeaseRequest
 
@@ -2456,14 +2460,18 @@ class DropPinRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PIN_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     pin_id: builtins.int
     """Its id."""
+    request_id: builtins.str
+    """Idempotency key: a repeated call is answered as the first one was, also by the next daemon."""
     def __init__(
         self,
         *,
         pin_id: builtins.int = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["pin_id", b"pin_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pin_id", b"pin_id", "request_id", b"request_id"]) -> None: ...
 
 Global___DropPinRequest: typing_extensions.TypeAlias = DropPinRequest
 
@@ -2498,10 +2506,13 @@ class AdminCreatePoolRequest(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     SPEC_FIELD_NUMBER: builtins.int
     BLOCKS_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name."""
     blocks: builtins.int
     """Blocks that can be leased."""
+    request_id: builtins.str
+    """Idempotency key: a repeated call is answered as the first one was, also by the next daemon."""
     @property
     def spec(self) -> Global___KVSpec:
         """Geometry."""
@@ -2512,9 +2523,10 @@ class AdminCreatePoolRequest(google.protobuf.message.Message):
         name: builtins.str = ...,
         spec: Global___KVSpec | None = ...,
         blocks: builtins.int = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "name", b"name", "spec", b"spec"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "name", b"name", "request_id", b"request_id", "spec", b"spec"]) -> None: ...
 
 Global___AdminCreatePoolRequest: typing_extensions.TypeAlias = AdminCreatePoolRequest
 
@@ -2554,14 +2566,18 @@ class DropPoolRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name."""
+    request_id: builtins.str
+    """Idempotency key: a repeated call is answered as the first one was, also by the next daemon."""
     def __init__(
         self,
         *,
         name: builtins.str = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "request_id", b"request_id"]) -> None: ...
 
 Global___DropPoolRequest: typing_extensions.TypeAlias = DropPoolRequest
 
@@ -2676,14 +2692,20 @@ class DrainRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RESUME_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     resume: builtins.bool
     """True to take leases again."""
+    request_id: builtins.str
+    """Idempotency key: a repeated call is answered as the first one was, by this daemon. The next one takes
+    leases until it is told.
+    """
     def __init__(
         self,
         *,
         resume: builtins.bool = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["resume", b"resume"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id", "resume", b"resume"]) -> None: ...
 
 Global___DrainRequest: typing_extensions.TypeAlias = DrainRequest
 
@@ -2715,9 +2737,15 @@ class RestartRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """Idempotency key: a repeated call does not replace the daemon that the first one had started."""
     def __init__(
         self,
+        *,
+        request_id: builtins.str = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id"]) -> None: ...
 
 Global___RestartRequest: typing_extensions.TypeAlias = RestartRequest
 

@@ -839,7 +839,7 @@ class ShareService(object):
 
 
 class AdminServiceStub(object):
-    """What operators see and do.
+    """What operators see and do. Every call that changes something takes a request_id, as workers' calls do.
     """
 
     def __init__(self, channel):
@@ -911,7 +911,7 @@ class AdminServiceStub(object):
 
 
 class AdminServiceServicer(object):
-    """What operators see and do.
+    """What operators see and do. Every call that changes something takes a request_id, as workers' calls do.
     """
 
     def GetStatus(self, request, context):
@@ -1075,7 +1075,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """What operators see and do.
+    """What operators see and do. Every call that changes something takes a request_id, as workers' calls do.
     """
 
     @staticmethod

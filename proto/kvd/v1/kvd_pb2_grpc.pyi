@@ -957,7 +957,7 @@ _AdminServiceRestartType = typing_extensions.TypeVar(
 )
 
 class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceListLeasesType, _AdminServiceGetLeaseType, _AdminServiceRevokeLeaseType, _AdminServiceListSessionsType, _AdminServiceListPinsType, _AdminServiceDropPinType, _AdminServiceAdminCreatePoolType, _AdminServiceDropPoolType, _AdminServiceListTenantsType, _AdminServiceDrainType, _AdminServiceRestartType]):
-    """What operators see and do."""
+    """What operators see and do. Every call that changes something takes a request_id, as workers' calls do."""
 
     @typing.overload
     def __init__(self: AdminServiceStub[
@@ -1159,7 +1159,7 @@ AdminServiceAsyncStub: typing_extensions.TypeAlias = AdminServiceStub[
 ]
 
 class AdminServiceServicer(metaclass=abc.ABCMeta):
-    """What operators see and do."""
+    """What operators see and do. Every call that changes something takes a request_id, as workers' calls do."""
 
     @abc.abstractmethod
     def GetStatus(

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import NoReturn
 
 POINTS = ("before-write", "half-written", "before-reply")
+SNAPSHOT_POINTS = ("snapshot-half-written", "snapshot-written")
 CLOCK_FILE = "clock-offset-s"
 
 
 def install(folder: str) -> None:
+    from kvd_daemon.journal import log
     from kvd_daemon.journal.segments import Segment
 
     armed = Path(folder)
+    log.write_snapshot = _dying_at_snapshots(log.write_snapshot, armed)
     Segment.append = _dying(Segment.append, armed)  # type: ignore[method-assign]
     _jump(armed / CLOCK_FILE)
 
@@ -30,6 +33,18 @@ def _dying(append: "Callable[..., bool]", armed: Path) -> "Callable[..., bool]":
         if _fires(armed / "before-reply"):
             _die()
         return room
+
+    return dying
+
+
+def _dying_at_snapshots(write: "Callable[..., None]", armed: Path) -> "Callable[..., None]":
+    def dying(path: Path, *of_what: object) -> None:
+        if _fires(armed / "snapshot-half-written"):
+            path.with_suffix(".writing").write_bytes(b"half")
+            _die()
+        write(path, *of_what)
+        if _fires(armed / "snapshot-written"):
+            _die()
 
     return dying
 
