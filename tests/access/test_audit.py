@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -51,6 +52,34 @@ def test_a_line_says_who_what_and_why_and_is_its_owners_alone(tmp_path: Path) ->
         "why": "no role",
     }
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("how", [os.symlink, os.link], ids=["symbolic link", "hard link"])
+def test_a_link_that_somebody_laid_for_it_is_not_written_through(
+    how: Callable[[Path, Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "audit.jsonl"
+    victim.touch()
+    how(victim, path)
+    log = AuditLog(path, "host0")
+    log.refused(SOMEBODY, "DropPool", PermissionDeniedError("no role"))
+    log.close()
+    assert victim.read_text() == ""
+    assert f"{path} cannot be written" in caplog.text, "the daemon's log has the line"
+
+
+def test_a_pipe_in_its_place_is_neither_waited_for_nor_written_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    os.mkfifo(path)
+    log = AuditLog(path, "host0")
+    log.refused(SOMEBODY, "DropPool", PermissionDeniedError("no role"))
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    log.noted("reload", "settings", {})
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+    assert caplog.text.count("cannot be written") == 2
 
 
 def test_a_flood_of_refusals_is_one_line_and_hides_no_other(tmp_path: Path) -> None:

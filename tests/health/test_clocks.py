@@ -54,6 +54,11 @@ def test_a_stopped_worker_is_charged_the_time_that_passes() -> None:
             assert vigil.look(101.0) == 1.0
             vigil.heard()
             assert vigil.look(101.25) == 0.25
+            assert vigil.stopped_s == 1.25, "a word that was on its way does not say that it goes on"
+            os.kill(process.pid, signal.SIGCONT)
+            eventually(lambda: psutil.Process(process.pid).status() != psutil.STATUS_STOPPED, "its going on")
+            vigil.look(101.5)
+            assert vigil.stopped_s == 0.0
         finally:
             process.kill()
 

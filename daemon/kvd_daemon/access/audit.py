@@ -4,9 +4,11 @@ Writing never fails a call: what cannot be written is told in the daemon's log i
 refused again and again gets a line at most every REPEAT_S, which counts the others.
 """
 
+import errno
 import json
 import logging
 import os
+import stat
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -25,6 +27,9 @@ from kvd.errors import (
 MAX_FILE_BYTES = 4 << 20  # bytes; some 15,000 lines
 KEPT_FILES = 3  # older ones: audit.jsonl.1 is the newest of them
 MAX_VALUE_CHARS = 300  # characters of one value: a caller must not fill the log with its own words
+OPENED = (
+    os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+)  # no link to elsewhere, and no wait for whoever reads a pipe: others may write to the folder
 REPEAT_S = 1.0  # seconds between two lines about the same refusal
 MAX_REMEMBERED = 1024  # refusals told apart, the oldest forgotten first
 REFUSALS = (UnauthenticatedError, PermissionDeniedError, NotOwnerError, LimitExceededError)
@@ -95,8 +100,13 @@ class AuditLog:
         self._size += os.write(self._fd, line)
 
     def _open(self) -> None:
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._size = os.fstat(self._fd).st_size
+        fd = os.open(self._path, OPENED, 0o600)
+        found = os.fstat(fd)
+        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
+        if not is_own and self._path != Path(os.devnull):
+            os.close(fd)
+            raise OSError(errno.EPERM, f"no file of user {os.geteuid()} alone; remove it")
+        self._fd, self._size = fd, found.st_size
 
     def _rotate(self) -> None:
         self.close()

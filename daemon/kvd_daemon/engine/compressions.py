@@ -23,6 +23,7 @@ from kvd_daemon.kernel.messages import Done, FloatArray
 
 from .exhaustion import Exhaustion
 from .kernel_jobs import ROPE_STYLES, Given, GivenQueries, compress_job, observe_job
+from .revocations import Revocations
 from .sessions import OpenSession
 
 LSE_BYTES = 4  # float32
@@ -44,10 +45,17 @@ class Outcome:
 class Compressions:
     """A device's compressions and observations."""
 
-    def __init__(self, device: RecordingDevice, kernel: KernelClient, exhaustion: Exhaustion) -> None:
+    def __init__(
+        self,
+        device: RecordingDevice,
+        kernel: KernelClient,
+        exhaustion: Exhaustion,
+        revocations: Revocations,
+    ) -> None:
         self._device = device
         self._kernel = kernel
         self._exhaustion = exhaustion
+        self._revocations = revocations
 
     async def compress(
         self,
@@ -71,10 +79,11 @@ class Compressions:
                     return conclude(Outcome(plan.lease))
         except PoolExhaustedError as error:
             raise self._exhaustion.explained(error, opened.session.tenant, now_ns) from error
-        done = await self._carry_out(plan, given)
-        with self._device.batch():
-            compressed = self._finish(plan, done)
-            return conclude(Outcome(plan.lease, compressed, done.kernel_ns, done.mass_retained))
+        with self._revocations.after_job():
+            done = await self._carry_out(plan, given)
+            with self._device.batch():
+                compressed = self._finish(plan, done)
+                return conclude(Outcome(plan.lease, compressed, done.kernel_ns, done.mass_retained))
 
     async def _carry_out(self, plan: CompressPlan, given: Given) -> Done:
         lease_id = plan.lease.lease_id
@@ -108,17 +117,21 @@ class Compressions:
         self._check(progress.lease_id, Given(queries))
         now_ns = time.monotonic_ns()
         plan = self._device.begin_observe(opened.session_id, progress, queries.shape, now_ns)
-        lease_id = plan.lease.lease_id
+        with self._revocations.after_job():
+            await self._carry_out_observe(plan.lease, queries)
+            with self._device.batch():
+                return conclude(self._device.finish_observe(plan.lease.lease_id))
+
+    async def _carry_out_observe(self, lease: Lease, queries: GivenQueries) -> None:
+        lease_id = lease.lease_id
         try:
-            await self._kernel.perform(observe_job(self._device, plan.lease, queries))
+            await self._kernel.perform(observe_job(self._device, lease, queries))
         except KernelDiedError as death:
             self._device.abort_compress(lease_id, lost=death.moved)
             raise _scores_lost(lease_id) if death.moved else _kernel_died(lease_id, lost=False) from death
         except KvdError:
             self._device.abort_compress(lease_id, lost=False)
             raise
-        with self._device.batch():
-            return conclude(self._device.finish_observe(lease_id))
 
     def _check(self, lease_id: int, given: Given) -> None:
         """Raises InvalidArgumentError for what the core cannot see: bytes, dtypes, styles."""

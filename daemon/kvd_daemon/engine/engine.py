@@ -30,6 +30,7 @@ from .leases import Leases
 from .pools import Pools
 from .probing import Probing
 from .requests import Requests
+from .revocations import Revocations
 from .sessions import Sessions
 from .sharing import Sharing
 from .stopping import Stopping
@@ -89,10 +90,11 @@ class Engine:
         exhaustion = Exhaustion(self.device, self.sessions)
         self.admission = Admission(self.device, exhaustion)
         self.call_limits = CallLimits(self.device, self.gate)
-        self.leases = Leases(self.device, self._kernel, self.sessions, self.admission, self.spawn)
+        self.revocations = Revocations(self.device, self.sessions)
+        self.leases = Leases(self.device, self._kernel, self.admission, self.revocations)
         self.handing = Handing(self.device, self.gate, self.sessions)
         self.sharing = Sharing(self.device, self.gate, exhaustion)
-        self.compressions = Compressions(self.device, self._kernel, exhaustion)
+        self.compressions = Compressions(self.device, self._kernel, exhaustion, self.revocations)
         self._reload_listeners: list[Callable[[Settings], None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._last_call_s = time.monotonic()

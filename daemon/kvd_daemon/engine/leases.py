@@ -1,46 +1,41 @@
 """Lease, extend, seal and release: the core decides at once; what needs zeroing answers later."""
 
-import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from kvd.errors import KernelWorkerUnavailableError, KvdError
 from kvd_daemon.core import Change, Extended, Granted, Lease, LeaseWish, Progress, runs_of
-from kvd_daemon.core import Revoked as RevokedLease
 from kvd_daemon.core.lease import Scrubbing
 from kvd_daemon.journal import RecordingDevice
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError
 from kvd_daemon.kernel.messages import Scrub
 
 from .admission import Admission, Asker
-from .events import Revoked
-from .sessions import OpenSession, Sessions
+from .revocations import Revocations
+from .sessions import OpenSession
 
-REVOKE_POLL_S = 0.02  # seconds between two looks at the job that a revocation waits for
 SCRUB_ATTEMPTS = 3  # kernel workers that may die over one scrub before the call is undone
 
 Answer = TypeVar("Answer")
 
 
 class Leases:
-    """A device's leases. `spawn` starts a task that lives as long as it takes."""
+    """A device's leases."""
 
     def __init__(
         self,
         device: RecordingDevice,
         kernel: KernelClient,
-        sessions: Sessions,
         admission: Admission,
-        spawn: "Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]",
+        revocations: Revocations,
     ) -> None:
         self._device = device
         self._kernel = kernel
-        self._sessions = sessions
         self._admission = admission
-        self._spawn = spawn
+        self._revocations = revocations
 
     def lease(self, asker: Asker, pool: str, wishes: Sequence[LeaseWish]) -> Granted:
         """Raises what Device.lease does, also where others come first."""
@@ -68,21 +63,6 @@ class Leases:
         """Raises what Device.release does."""
         self._device.release(opened.session_id, lease_ids)
 
-    def revoke(self, lease_id: int, cause: str) -> RevokedLease:
-        """Take a lease away and tell its worker, both when its job has ended if there is one.
-
-        Raises what Device.revoke does.
-        """
-        revoked = self._device.revoke(lease_id)
-        self._spawn(self._tell_revoked(revoked.lease, cause))
-        return revoked
-
-    async def _tell_revoked(self, lease: Lease, cause: str) -> None:
-        """Not before the job has ended: the worker could not release the lease."""
-        while lease.job is not None:
-            await asyncio.sleep(REVOKE_POLL_S)
-        self._sessions.tell(lease.session_id, Revoked(lease.lease_id, cause))
-
     async def scrub(self, leases: Sequence[Lease], conclude: Callable[[], Answer]) -> Answer:
         """Zero what held another tenant's bytes, or undo the call.
 
@@ -90,15 +70,16 @@ class Leases:
         KernelWorkerUnavailableError.
         """
         lease_ids = [lease.lease_id for lease in leases]
-        try:
-            for lease in leases:
-                await self._scrub_lease(lease)
-        except KvdError:
-            self._device.scrub_failed(lease_ids)
-            raise
-        with self._device.batch():
-            self._device.scrubbed(lease_ids)
-            return conclude()
+        with self._revocations.after_job():
+            try:
+                for lease in leases:
+                    await self._scrub_lease(lease)
+            except KvdError:
+                self._device.scrub_failed(lease_ids)
+                raise
+            with self._device.batch():
+                self._device.scrubbed(lease_ids)
+                return conclude()
 
     async def _scrub_lease(self, lease: Lease) -> None:
         assert isinstance(lease.job, Scrubbing), "every lease of the call is busy until scrubbed"

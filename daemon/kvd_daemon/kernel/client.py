@@ -23,6 +23,7 @@ from kvd_daemon.kernel.vigil import Vigil
 TICK_S = 0.25  # between two looks at the worker
 PING_INTERVAL_S = 1.0  # how often an idle worker is asked whether it is there
 LATE_S = 4.0  # a worker that is silent for so long does not serve; not yet a reason to kill it
+STOPPED_S = 2.0  # a worker stopped by a signal gets so long to be continued, whatever its job may take
 UNDEAD_PATIENCE_S = 2.0  # a killed worker is gone in milliseconds, unless a system call cannot be interrupted
 MAX_QUEUED_JOBS = 4096  # jobs; the queue of a daemon whose workers all compress at once
 FIRST_BACKOFF_S = 0.05  # before the second start; doubled each time
@@ -175,6 +176,10 @@ class KernelClient:
                 self._ping()
                 continue
             budget_s, over = self._budget()
+            if vigil.stopped_s > STOPPED_S:
+                return (
+                    f"kernel worker {worker.pid} was killed: it was stopped over {over}"
+                )
             if silence_s > budget_s:
                 return f"kernel worker {worker.pid} was killed: silent for {silence_s:.1f} s over {over}"
             if self._serving:

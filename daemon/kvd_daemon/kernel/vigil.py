@@ -10,6 +10,7 @@ from pathlib import Path
 
 MAX_CHARGE_S = 1.0  # seconds that one look may charge; looks come several times a second
 RUNNING = "R"  # state of /proc/PID/stat: on a processor, or ready for one
+STOPPED = "T"  # by a signal; only another one lets it go on
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -22,6 +23,8 @@ class Vigil:
         self._cpu_s = 0.0
         self.silence_s = 0.0
         """Charged since the last word."""
+        self.stopped_s = 0.0
+        """Charged of it since it was seen to be stopped: no load and no job explains that."""
 
     def heard(self) -> None:
         """A word came, or nothing was asked before: silence begins anew."""
@@ -32,6 +35,7 @@ class Vigil:
         passed_s = min(now_s - self._looked_s, MAX_CHARGE_S)
         state, cpu_s = self._state()
         self.silence_s += min(passed_s, cpu_s - self._cpu_s) if state == RUNNING else passed_s
+        self.stopped_s = self.stopped_s + passed_s if state == STOPPED else 0.0
         self._looked_s, self._cpu_s = now_s, cpu_s
         return self.silence_s
 

@@ -82,7 +82,7 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
         return self._once(request, lambda: self._revoke(request))
 
     def _revoke(self, request: pb.RevokeLeaseRequest) -> pb.RevokeLeaseResponse:
-        revoked = self.engine.leases.revoke(request.lease_id, request.cause)
+        revoked = self.engine.revocations.revoke(request.lease_id, request.cause)
         return pb.RevokeLeaseResponse(
             epoch=self.engine.epoch,
             quarantined_blocks=revoked.quarantined_count,
