@@ -12,6 +12,7 @@ from kvd_cuda.gpu.compile import Ptx, compiled
 from kvd_cuda.gpu.kernel import Kernel
 
 ROOT = Path(__file__).resolve().parents[2]
+PTX_CACHE = Path(os.environ.get("KVD_CACHE", ROOT / ".cache")) / "ptx"
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -28,7 +29,7 @@ class Resources:
 
 def ptx_of(kernel: Kernel) -> Ptx:
     """The kernel's PTX, from the tests' cache if nothing it is made from has changed."""
-    return compiled(kernel, Path(os.environ.get("KVD_CACHE", ROOT / ".cache")) / "ptx")
+    return compiled(kernel, PTX_CACHE)
 
 
 @cache

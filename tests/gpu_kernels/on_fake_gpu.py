@@ -1,11 +1,13 @@
 """A lease on a fake GPU beside its twin on the host, for processes that find the fake driver."""
 
 import ctypes
-from dataclasses import dataclass, replace
+import os
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from tests.kernels.leases import Lease, Shape, make_lease, make_queries
+from tests.kernels.leases import Lease, Shape, make_lease
 
 from kvd_cuda.driver import (
     Gpu,
@@ -28,27 +30,30 @@ from kvd_cuda.queries import WindowQueries
 
 @dataclass
 class Twins:
-    """The same lease twice. `host` may be worked on at once; `planes` are the other's, not to be looked at."""
+    """The same lease twice: `host` as always, and one on the GPU, whose `planes` must not be looked at."""
 
     host: Lease
     planes: KVPlanes
     backend: CudaBackend
     memory: Mapping
     first_host_address: int
-    kept: list[object]
+    registered: list[RegisteredMemory]
+    owned: list[OwnedMemory] = field(default_factory=list)
 
     def same(self) -> bool:
-        """Whether all bytes of the pool and the sidecar are the same."""
+        """Whether all bytes of the pool and all positions are the same."""
         size = self.memory.byte_count
         mine = np.empty(size, np.uint8)
         self.memory.read(0, mine.ctypes.data, size)
         theirs = host_bytes(self.first_host_address, size)
-        sidecars = zip(
-            (self.planes.positions, self.planes.scores),
-            (self.host.planes.positions, self.host.planes.scores),
-            strict=True,
-        )
-        return bool((mine == theirs).all()) and all(a.tobytes() == b.tobytes() for a, b in sidecars)
+        positions = self.planes.positions.tobytes() == self.host.planes.positions.tobytes()
+        return bool((mine == theirs).all()) and positions
+
+    def close(self) -> None:
+        """Give the GPU's memory back."""
+        self.memory.close()
+        for owned in self.owned:
+            owned.free()
 
     def queries(self, asked: WindowQueries) -> ScratchQueries:
         """On the GPU, in three pieces of odd sizes."""
@@ -56,8 +61,9 @@ class Twins:
         content = np.frombuffer(asked.values.tobytes() + lse, np.uint8)
         cuts = [0, content.size // 3, content.size // 2 + 1, content.size]
         stretches = []
-        for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
+        for begin, end in pairwise(cuts):
             memory = OwnedMemory(self.memory.gpu, end - begin)
+            self.owned.append(memory)
             part = content[begin:end].copy()
             with self.memory.gpu.context():
                 self.memory.gpu.driver.call("cuMemcpyHtoD_v2", memory.address, part.ctypes.data, part.size)
@@ -85,7 +91,9 @@ def twins(device: KernelDevice, shape: Shape, seed: int, **numbers: int) -> Twin
     host.planes.scores[...] = rng.random(host.planes.scores.shape)
     host = host.with_planes(replace(host.planes, **numbers))  # type: ignore[arg-type]
     low, high = extent(host.planes)
-    memory = map_shared(device.gpu, create_shareable(device.gpu, high - low), high - low)
+    fd = create_shareable(device.gpu, high - low)
+    memory = map_shared(device.gpu, fd, high - low)
+    os.close(fd)
     memory.write(0, low, high - low)
     positions, scores = host.planes.positions.copy(), host.planes.scores.copy()
     registered = [RegisteredMemory(device.gpu, a.ctypes.data, a.nbytes, a) for a in (positions, scores)]
@@ -98,7 +106,7 @@ def twins(device: KernelDevice, shape: Shape, seed: int, **numbers: int) -> Twin
         scores=scores,
     )
     backend = CudaBackend(device, DeviceSidecar(*(memory.address for memory in registered)))
-    return Twins(host, planes, backend, memory, low, [registered])
+    return Twins(host, planes, backend, memory, low, registered)
 
 
 def extent(planes: KVPlanes) -> tuple[int, int]:
@@ -114,6 +122,3 @@ def at_address(plane: Array, moved: int) -> Array:
     span = (plane.shape[0] - 1) * plane.strides[0] + plane[0].nbytes
     there = (ctypes.c_uint8 * span).from_address(start)
     return np.ndarray(plane.shape, plane.dtype, there, 0, plane.strides)
-
-
-__all__ = ["Shape", "Twins", "make_queries", "the_device", "twins"]

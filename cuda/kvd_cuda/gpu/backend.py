@@ -165,7 +165,7 @@ class CudaBackend(Backend):
     def _groups(self, planes: KVPlanes, needs: Needs) -> Iterator[Columns]:
         """Each has the scratch memory for itself that is free when the first is asked for."""
         mark = self._device.mark()
-        for columns in column_groups(self._device, planes, needs):
+        for columns in column_groups(self._device.room_bytes, planes, needs):
             self._device.rewind(mark)
             yield columns
 

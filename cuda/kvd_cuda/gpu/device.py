@@ -39,7 +39,7 @@ class KernelDevice:
     ) -> None:
         """Makes a context. Compiled kernels are kept in the folder `cache`. Raises CudaError."""
         self.gpu = gpu
-        self.scratch_bytes = scratch_bytes
+        self._scratch_bytes = scratch_bytes
         self._cache = cache
         self._on_step = on_step
         self._stream = Stream(gpu)
@@ -71,11 +71,16 @@ class KernelDevice:
         """Give back what was taken since; later work is in order behind what uses it now."""
         self._top = mark
 
+    @property
+    def room_bytes(self) -> int:
+        """Scratch memory that is left."""
+        return self._scratch_bytes - self._top
+
     def room(self, count: int, dtype: Any = np.float32) -> int:
         """Address of room for `count` elements. Whoever asks has seen to it that there is some."""
         start = self._top
         self._top += rounded(max(count, 1) * np.dtype(dtype).itemsize)
-        assert self._top <= self.scratch_bytes, "scratch memory that was not asked for"
+        assert self._top <= self._scratch_bytes, "scratch memory that was not asked for"
         return self._scratch.address + start
 
     def put(self, array: Array) -> int:

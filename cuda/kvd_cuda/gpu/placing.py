@@ -66,17 +66,17 @@ class Needs:
     layer: int = 0
 
 
-def column_groups(device: KernelDevice, planes: KVPlanes, needs: Needs) -> Iterator[Columns]:
-    """All columns in order, whole layers if one fits the scratch memory that is left, else a few kv heads.
+def column_groups(room_bytes: int, planes: KVPlanes, needs: Needs) -> Iterator[Columns]:
+    """All columns in order, whole layers if one fits that much scratch memory, else a few kv heads at once.
 
     Raises KernelInputError if not even one column fits.
     """
-    left = device.scratch_bytes - device.mark() - MAX_BUFFERS * ALIGNMENT
+    left = room_bytes - MAX_BUFFERS * ALIGNMENT
     layers = left // (rounded(needs.column * planes.kv_heads) + needs.layer)
     heads = min((left - needs.layer) // needs.column, planes.kv_heads)
     if heads < 1:
         raise KernelInputError(
-            f"a lease of {planes.length} slots needs more than the {device.scratch_bytes} bytes of "
+            f"a lease of {planes.length} slots needs more than the {room_bytes} bytes of "
             "scratch memory that kernels have; compress it earlier, or with a smaller window"
         )
     if layers:
