@@ -64,6 +64,12 @@ def attached(things: Any, name: Any) -> None:
         things.client.pool(name, things.pool.spec)
 
 
+def adopting(things: Any, key: Any, wait: Any = 0.0) -> None:
+    """Nothing is there to adopt."""
+    with suppress(kvd_client.OfferNotFoundError):
+        things.pool.adopt(key, wait)
+
+
 TIMES = ("1.5", "numpy 1.5")
 TEXTS = ("empty text", "text")
 POLICIES = {
@@ -143,6 +149,8 @@ POOL = {
     ),
     "match hashes": arg(lambda t, value: t.pool.match(value), "empty list"),
     "match ttl": arg(lambda t, value: t.pool.match([b"h" * 32], value), *TIMES),
+    "adopt key": arg(lambda t, value: adopting(t, value), "text with zero", *TEXTS),
+    "adopt wait": arg(lambda t, value: adopting(t, "key", value), "0", *TIMES),
     "pin": arg(lambda t, value: t.pool.pin(value)),
 }
 LEASE = {
@@ -153,6 +161,9 @@ LEASE = {
     "extend": arg(lambda t, value: t.lease.extend(value), "0"),
     "extend wait": arg(lambda t, value: t.lease.extend(1, value), "0", *TIMES),
     "commit": arg(lambda t, value: t.lease.commit(value), "0"),
+    "publish key": arg(lambda t, value: t.lease.publish(value), skips=["text", "text with zero"]),
+    "publish ttl": arg(lambda t, value: t.lease.publish("key", value), skips=TIMES),
+    "transfer session_id": arg(lambda t, value: t.lease.transfer(value), skips=["text", "text with zero"]),
     "seal": arg(lambda t, value: t.lease.seal(value), "empty list"),
     "compress policy": arg(lambda t, value: t.lease.compress(value, QUERIES), "None"),
     "compress queries": arg(lambda t, value: t.lease.compress(SNAP, value)),
