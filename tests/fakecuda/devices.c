@@ -16,11 +16,6 @@ static int marked(const char *what, int number) {
   snprintf(path, sizeof path, "%s/%s-%d", folder(), what, number);
   return !access(path, F_OK);
 }
-static void die_if_wanted(void) {
-  char path[4096];
-  snprintf(path, sizeof path, "%s/kill-%d", folder(), getpid());
-  if (!unlink(path)) kill(getpid(), SIGKILL);
-}
 static int without_vmm(int device) { return setting("FAKECUDA_NO_VMM", 0) >> device & 1; }
 static void see(int device) { if (!marked("lost", device)) visible[visible_count++] = device; }
 

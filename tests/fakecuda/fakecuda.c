@@ -20,7 +20,7 @@
  * FAKECUDA_RDMA=0       a GPU without GPUDirect RDMA
  * FAKECUDA_HOOK         Python module to import before the first kernel is loaded: it calls fakecuda_set_hook
  * FAKECUDA_DIR/lost-N   while this file is there, GPU N has fallen off the bus
- * FAKECUDA_DIR/kill-PID a process kills itself over its next copy to the GPU or launch, and removes the file
+ * FAKECUDA_DIR/die-PID  the hook kills the process in the kernel whose name begins with its content
  * CUDA_VISIBLE_DEVICES  as the driver reads it: indexes, UUIDs, abbreviated ones; the list ends at nonsense
  */
 #define _GNU_SOURCE
@@ -30,7 +30,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

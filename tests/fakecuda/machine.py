@@ -79,9 +79,9 @@ class FakeGpus:
     def find(self, device: int) -> None:
         (self.folder / f"lost-{device}").unlink()
 
-    def kill_in_work(self, pid: int) -> None:
-        """The process dies over its next copy to the GPU, or launch."""
-        (self.folder / f"kill-{pid}").touch()
+    def kill_in_kernel(self, pid: int, name: str) -> None:
+        """The process dies in the middle of its next kernel whose name begins so; some bytes are written."""
+        (self.folder / f"die-{pid}").write_text(name)
 
     def rdma_capable(self) -> list[bool]:
         """Of all memory there is."""

@@ -103,20 +103,36 @@ def test_the_control_process_has_no_context_and_the_kernel_worker_has_one(on_gpu
     worker.compress(lease="a", method="streaming")
     having = on_gpu.gpus.context_pids()
     assert on_gpu.kvd.daemon_pid(on_gpu.device) not in having
-    assert {on_gpu.kvd.kernel_pid(on_gpu.device), worker.process.pid} <= having
+    assert {on_gpu.kernel_pid(), worker.process.pid} <= having
 
 
-def test_a_kernel_worker_that_dies_over_a_lease_loses_that_one_alone(on_gpu: Site) -> None:
+@pytest.mark.parametrize("where", ["compact_1", "compact_sidecar"])
+def test_a_kernel_worker_that_dies_in_a_kernel_loses_the_lease_that_it_moves_and_no_other(
+    on_gpu: Site, where: str
+) -> None:
     worker = on_gpu.worker()
     pool = new_pool(worker, blocks=22)  # two leases of 160 tokens fill it: bytes have to move in place
     for lease, value in (("a", 100.0), ("b", 300.0)):
         worker.fill(pool=pool, lease=lease, tokens=160, value=value)
-    on_gpu.gpus.kill_in_work(on_gpu.kvd.kernel_pid(on_gpu.device))
+    kernel_pid = on_gpu.kernel_pid()
+    on_gpu.gpus.kill_in_kernel(kernel_pid, where)
     with pytest.raises(LeaseLostError):
         worker.compress(lease="a", method="streaming")
+    assert not is_alive(kernel_pid)
     assert worker.numbers(lease="b") == [300.0 + t for t in range(160)]
     kept, positions = worker.compress(lease="b", method="streaming")
     assert worker.numbers(lease="b") == [300.0 + position for position in positions[:kept]]
+
+
+def test_a_kernel_worker_that_dies_while_it_scores_costs_a_retry_that_the_library_makes(on_gpu: Site) -> None:
+    worker = on_gpu.worker()
+    pool = new_pool(worker)
+    worker.fill(pool=pool, lease="a", tokens=160, value=100.0)
+    kernel_pid = on_gpu.kernel_pid()
+    on_gpu.gpus.kill_in_kernel(kernel_pid, "votes_")
+    kept, positions = worker.compress(lease="a", method="snapkv")
+    assert not is_alive(kernel_pid)
+    assert worker.numbers(lease="a") == [100.0 + position for position in positions[:kept]]
 
 
 def test_a_pool_whose_owner_has_died_is_lost_with_the_next_daemon(sites: Callable[[str], Site]) -> None:

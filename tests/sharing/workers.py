@@ -21,6 +21,7 @@ KINDS = ("host", *GPU_KINDS)
 MEMORY = 64 << 20  # bytes of a device
 REAL_KINDS = {"gpu": (), "gpu_legacy": ("--gpu-sharing", "legacy")}
 OWNER = "kvd_daemon.device.legacy_owner"
+KERNEL_WORKER = "kvd_daemon.kernel.worker"
 STAND_INS = Path(__file__).with_name("stand_ins")
 
 
@@ -87,8 +88,16 @@ class Site:
 
     def owners(self) -> list[int]:
         """Processes that keep memory of the old kind."""
+        return self._processes(OWNER)
+
+    def kernel_pid(self) -> int:
+        """The kernel worker, as soon as there is one."""
+        eventually(lambda: self._processes(KERNEL_WORKER), "a kernel worker")
+        return self._processes(KERNEL_WORKER)[0]
+
+    def _processes(self, module: str) -> list[int]:
         processes = psutil.Process(self.kvd.process.pid).children(recursive=True)
-        return [p.pid for p in processes if OWNER in command_of(p)]
+        return [p.pid for p in processes if module in command_of(p)]
 
 
 @contextlib.contextmanager
