@@ -26,6 +26,7 @@ from kvd.streams import complain
 from kvd_daemon.access.serving_limits import FIXED_AT_START
 from kvd_daemon.attach import AttachServer
 from kvd_daemon.channel import Channel
+from kvd_daemon.connection_watch import watch_connections
 from kvd_daemon.device.cuda import memory_bytes, open_gpu
 from kvd_daemon.device.host import HostMemory
 from kvd_daemon.device.protocol import DeviceMemory
@@ -137,7 +138,15 @@ async def serve(
     LOG.info("serving %d bytes", byte_count)
     probe = LeaseProbe(str(folder.grpc_socket))
     watching = watch_sockets(folder, engine.health, _bound_again(server, attach, folder))
-    background = [engine.run(), attach.run(), engine.probing.ask(probe), server.tcp.run(), watching]
+    connections = watch_connections(engine, str(folder.grpc_socket_at_first), lambda: server.tcp.port)
+    background = [
+        connections,
+        engine.run(),
+        attach.run(),
+        engine.probing.ask(probe),
+        server.tcp.run(),
+        watching,
+    ]
     if opened.device.journal is not None:
         opened.device.journal.only_while(lambda: folder.is_ours)
         background.append(watch_journal(opened.device.journal, engine.health))

@@ -9,6 +9,7 @@ import resource
 import select
 import signal
 import socket
+import sys
 from pathlib import Path
 
 from kvd.errors import DeviceUnavailableError, KvdError, UnauthenticatedError
@@ -38,6 +39,12 @@ def allow_many_descriptors() -> None:
     """Every session is a stream and a pidfd; the usual soft limit of 1,024 is for select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def room_for_connections() -> int:
+    """Half of the descriptors this process may open: the rest is for sessions, pools and their journal."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft // 2
 
 
 def lend_no_descriptor() -> None:

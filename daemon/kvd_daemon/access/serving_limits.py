@@ -10,12 +10,16 @@ from kvd_daemon.unknown_keys import refuse_unknown
 MIN_MESSAGE_BYTES = 64 << 10  # bytes; the usual calls of a worker fit
 MAX_MESSAGE_BYTES = 4 << 20  # bytes; 65,536 prefix hashes are 2.3 MB, 1,024 leases far less
 MAX_STREAMS = 1024  # calls at a time on one connection; a worker needs a handful
-FIXED_AT_START = ("message_bytes", "streams")
+MAX_CONNECTIONS = 8192  # on the Unix socket, twice as many as sessions; each is a descriptor of the daemon
+CONNECTIONS_PER_USER = 6144  # of them: one user does not keep the others out
+FIXED_AT_START = ("message_bytes", "streams", "connections")
 """gRPC takes these once; a new value counts from the daemon's next start on."""
 
 _RANGES = {
     "message_bytes": (MIN_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
     "streams": (2, MAX_STREAMS),
+    "connections": (64, MAX_CONNECTIONS),
+    "connections_per_user": (4, MAX_CONNECTIONS),
     "sessions": (1, MAX_SESSIONS),
     "sessions_per_tenant": (1, MAX_SESSIONS),
     "leases_per_session": (1, MAX_LEASES_PER_SESSION),
@@ -30,6 +34,8 @@ class ServingLimits:
 
     message_bytes: int = MAX_MESSAGE_BYTES
     streams: int = MAX_STREAMS
+    connections: int = MAX_CONNECTIONS
+    connections_per_user: int = CONNECTIONS_PER_USER
     sessions: int = MAX_SESSIONS
     sessions_per_tenant: int = MAX_SESSIONS
     leases_per_session: int = MAX_LEASES_PER_SESSION

@@ -177,9 +177,7 @@ class KernelClient:
                 continue
             budget_s, over = self._budget()
             if vigil.stopped_s > STOPPED_S:
-                return (
-                    f"kernel worker {worker.pid} was killed: it was stopped over {over}"
-                )
+                return f"kernel worker {worker.pid} was killed: it was stopped over {over}"
             if silence_s > budget_s:
                 return f"kernel worker {worker.pid} was killed: silent for {silence_s:.1f} s over {over}"
             if self._serving:

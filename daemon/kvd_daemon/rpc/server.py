@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from kvd.errors import InvalidArgumentError
 from kvd.v1 import kvd_pb2, kvd_pb2_grpc
+from kvd_daemon.access.connections import TCP_CONNECTIONS, unix_connections
 from kvd_daemon.access.listening import Listening
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.health import HealthState
@@ -37,6 +38,7 @@ TCP_OPTIONS = (
     ("grpc.max_receive_message_length", TCP_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_REPLY_BYTES),
     ("grpc.max_concurrent_streams", TCP_STREAMS),
+    ("grpc.max_allowed_incoming_connections", TCP_CONNECTIONS),
     ("grpc.max_connection_age_ms", 300_000),  # then it must pass the handshake again, and today's authority
     ("grpc.max_connection_age_grace_ms", 60_000),
     SILENT,
@@ -77,6 +79,7 @@ class Server:
             ("grpc.max_receive_message_length", limits.message_bytes),
             ("grpc.max_send_message_length", MAX_REPLY_BYTES),
             ("grpc.max_concurrent_streams", limits.streams),
+            ("grpc.max_allowed_incoming_connections", unix_connections(limits)),
             SILENT,
         )
         server = self._serving(UnixDoor(self._engine), options)

@@ -23,7 +23,7 @@ LOG = logging.getLogger("kvd.tcp")
 
 
 class TcpServer:
-    """`address` is where it is open, with its true port; empty while it is not."""
+    """`port` is the true one where it is open, 0 while it is not."""
 
     def __init__(
         self, engine: Engine, listening: Listening | None, serving: Callable[[Door], grpc.aio.Server]
@@ -35,7 +35,7 @@ class TcpServer:
         self._port: TlsPort | None = None
         self._server: grpc.aio.Server | None = None
         self._opening = asyncio.Lock()
-        self.address = ""
+        self.port = 0
 
     async def open(self) -> None:
         """Raises InvalidArgumentError if the port or one of its files cannot be had; then nothing is open."""
@@ -54,8 +54,8 @@ class TcpServer:
             ) from error
         await server.start()
         self._port, self._server = port, server
-        self.address = f"{port.address.rpartition(':')[0]}:{number}"
-        LOG.info("operators may call %s", self.address)
+        self.port = number
+        LOG.info("operators may call %s:%d", port.address.rpartition(":")[0], number)
 
     async def try_to_open(self) -> None:
         """Or say in health why it is not open."""
