@@ -97,7 +97,7 @@ def begun(
     What has begun is carried out, also when the caller has left. The reply and the events that led to it
     are one record: if `act` answers later, it calls its `conclude` in the batch of the last of them.
     """
-    content, method = request.SerializeToString(), type(request).__name__
+    content, method = _without_secret(request), type(request).__name__
     session_id = opened.session.identity.session_id
     call = Call(session_id, request.request_id, digest_of(method, content), method)
     known = engine.requests.known(call)
@@ -122,6 +122,15 @@ def repeatable(engine: Engine, requests: Requests, request: Any, act: Callable[[
         reply = act()
         requests.answered(call, reply.SerializeToString())
     return reply
+
+
+def _without_secret(request: Any) -> bytes:
+    """The request's bytes, which are kept: whoever reads them must not learn the session's token."""
+    token = request.session_token
+    request.ClearField("session_token")
+    content: bytes = request.SerializeToString()
+    request.session_token = token
+    return content
 
 
 def _concluded(engine: Engine, call: Call, reply: Reply) -> Reply:
