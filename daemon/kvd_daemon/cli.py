@@ -172,7 +172,8 @@ def _add_access(add: Callable[..., object]) -> None:
 
 
 def _check_files(settings: Settings) -> None:
-    """Raises InvalidArgumentError if a file that the port needs cannot be used."""
+    """Raises InvalidArgumentError if a daemon could not use a file or group that they name."""
+    _check_group(settings.socket_gid)
     listening = settings.listening
     if listening is not None:
         for device in settings.device_names:
@@ -180,6 +181,14 @@ def _check_files(settings: Settings) -> None:
         Certificates(listening.tls)
         if listening.token_file is not None:
             Tokens(listening.token_file)
+
+
+def _check_group(group: int | None) -> None:
+    """Only root may give sockets to any group."""
+    if group is not None and os.geteuid() != 0 and group not in (os.getegid(), *os.getgroups()):
+        raise InvalidArgumentError(
+            f"--socket-group: user {os.geteuid()} is not in group {group}; name one that it is in"
+        )
 
 
 def _written(options: argparse.Namespace) -> Settings:

@@ -1,11 +1,15 @@
 """Authorities and certificates for tests, as the files that kvd and kvctl are told."""
 
+import datetime
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 import trustme
+
+Validity = tuple[datetime.datetime | None, datetime.datetime | None]
+"""Since when and until when; None: long ago, and for long."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +30,14 @@ class Authority:
         self.pem = self._folder / "ca.pem"
         self._authority.cert_pem.write_to_path(self.pem)
 
-    def issue(self, file_name: str, *names: str, common_name: str | None = None) -> KeyPair:
+    def issue(
+        self, file_name: str, *names: str, common_name: str | None = None, valid: Validity = (None, None)
+    ) -> KeyPair:
         """A certificate for DNS names and addresses. One of that file name is replaced, as by a renewal."""
-        issued = self._authority.issue_cert(*names, common_name=common_name)
+        since, until = valid
+        issued = self._authority.issue_cert(
+            *names, common_name=common_name, not_before=since, not_after=until
+        )
         pair = KeyPair(self._folder / f"{file_name}.pem", self._folder / f"{file_name}.key")
         chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
         _replace(pair.key, issued.private_key_pem.bytes())

@@ -1,5 +1,6 @@
 """What kvd refuses to start with, and what it says that it would start with."""
 
+import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,14 @@ def test_a_token_file_that_others_may_write_is_refused(
 )
 def test_a_mistake_in_kvd_toml_is_told_with_the_way_out(refusal: Refusal, toml: str, said: str) -> None:
     assert said in refusal(toml)
+
+
+def test_a_group_that_kvds_user_is_not_in_is_refused_before_a_daemon_cannot_start(
+    refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    monkeypatch.setattr(os, "getgroups", lambda: [5])
+    assert "user 54321 is not in group 54322" in refusal("socket_group = '54322'")
 
 
 def test_check_config_prints_what_would_apply_as_a_kvd_toml(

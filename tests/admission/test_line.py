@@ -281,6 +281,23 @@ def test_a_call_ends_when_its_session_or_its_lease_does() -> None:
     play(story())
 
 
+def test_a_call_ends_when_its_pool_is_dropped_also_behind_one_for_another_pool() -> None:
+    async def story() -> None:
+        room = Room(31, other=31)
+        room.admission.set_quotas({"red": {"max_blocks": 10}})
+        await room.lease("ann", 10, pool="other")
+        first = await started(room.lease("ann", 5, LONG_S, pool="other"))
+        second = await started(room.lease("ben", 5, LONG_S))
+        room.device.drop_pool("pool")
+        room.admission.wake()
+        with pytest.raises(e.PoolNotFoundError):
+            await second
+        assert not first.done()
+        first.cancel()
+
+    play(story())
+
+
 def test_when_the_daemon_drains_all_waiting_ends_until_it_takes_leases_again() -> None:
     async def story() -> None:
         room = Room()

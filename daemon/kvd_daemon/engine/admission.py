@@ -238,9 +238,11 @@ class Admission:
         return False
 
     def _is_hopeless(self, asker: Asker) -> bool:
-        """Its session or one of its leases is over: asking again will say so."""
+        """Its session, one of its leases or a pool is over: asking again will say so."""
         session = self._device.sessions.get(asker.session_id)
         if session is None or session.state is SessionState.EXPIRED:
+            return True
+        if any(self._device.pools.get(pool.name) is not pool for pool, _ in asker.needs):
             return True
         for lease_id in asker.growing:
             lease = self._device.leases.get(lease_id)

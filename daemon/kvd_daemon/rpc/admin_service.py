@@ -143,6 +143,7 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
 
     def _drop_pool(self, request: pb.DropPoolRequest) -> pb.DropPoolResponse:
         self.engine.pools.drop(request.name)
+        self.engine.admission.wake()  # who waits for it waits in vain
         return pb.DropPoolResponse(epoch=self.engine.epoch)
 
     @answered
