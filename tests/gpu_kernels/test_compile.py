@@ -1,5 +1,6 @@
 """Kernels compile without a GPU and stay within their budgets. All of them: `make check-gpu-code`."""
 
+import os
 import subprocess
 import sys
 
@@ -43,8 +44,50 @@ def test_tensor_core_kernels_use_tensor_cores_and_asynchronous_copies() -> None:
 def test_ptx_is_kept_for_the_next_process(tmp_path) -> None:
     first = compiled(merge_kernel(), tmp_path)
     (kept,) = tmp_path.iterdir()
-    kept.write_text(first.text.replace("sm_80", "sm_90"))
-    assert compiled(merge_kernel(), tmp_path).text == kept.read_text() != first.text
+    written = kept.stat().st_mtime_ns
+    assert compiled(merge_kernel(), tmp_path) == first
+    assert kept.stat().st_mtime_ns == written
+
+
+DAMAGES = [lambda text: text[:-9], lambda text: text.replace("0", "1"), lambda _: ""]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=["cut off", "changed", "empty"])
+def test_a_damaged_file_is_made_anew(tmp_path, damage) -> None:
+    compiled(merge_kernel(), tmp_path)
+    (kept,) = tmp_path.iterdir()
+    kept.write_text(damage(kept.read_text()))
+    again = compiled(merge_kernel(), tmp_path)
+    assert assembled(again, ARCHITECTURES[0]).registers > 0
+    assert kept.read_text().endswith(again.text)
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path) -> None:
+    (tmp_path / "file").touch()
+    assert compiled(merge_kernel(), tmp_path / "file").text.startswith("//")
+
+
+COMPILE = """
+import sys
+from pathlib import Path
+from kvd_cuda.gpu.compile import compiled
+from kvd_cuda.gpu.merge import merge_kernel
+print(hash(compiled(merge_kernel(), Path(sys.argv[1])).text))
+"""
+
+
+def test_processes_that_compile_at_once_get_the_same(tmp_path) -> None:
+    command, environment = (
+        [sys.executable, "-c", COMPILE, str(tmp_path)],
+        os.environ | {"PYTHONHASHSEED": "0"},
+    )
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(3)]
+    assert len({process.communicate()[0] for process in started}) == 1
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_drivers_of_cuda_12_0_can_read_it() -> None:
+    assert ".version 8.0\n" in ptx_of(merge_kernel()).text
 
 
 def test_the_host_backend_needs_no_gpu_compiler() -> None:

@@ -84,6 +84,43 @@ def same_bytes(lease: Lease, twin: Lease) -> None:
     assert lease.planes.scores.tobytes() == twin.planes.scores.tobytes()
 
 
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_keys_of_every_size_are_compacted_in_the_widest_words(head_dim, dtype) -> None:
+    shape = Shape(length=50, kv_heads=1, head_dim_k=head_dim, head_dim_v=head_dim, dtype=dtype)
+    state = rng.bit_generator.state
+    lease = with_sidecar(make_lease(rng, shape))
+    kept, goal = random_kept(shape, 40), lease.planes.block_table[:3]
+    device = SimulatedDevice()
+    device_lease = device.put_lease(lease.planes)
+    assert word_bytes(device_lease.k.alignment, lease.planes.k[0].itemsize * head_dim) == 16
+    places = {"goal": device.put(goal), "kept": device.put(kept)}
+    move = Compaction(columns=device_lease.columns, count=40, in_place=True, **places)
+    device.run(compact(device_lease, move))
+    device.fetch()
+    rng.bit_generator.state = state
+    twin = with_sidecar(make_lease(rng, shape))
+    HostBackend().compact(twin.planes, kept, goal)
+    same_bytes(lease, twin)
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
+def test_keys_of_every_size_are_rotated(head_dim) -> None:
+    lease = make_lease(rng, Shape(layers=1, length=20, head_dim_k=head_dim, dtype="bfloat16"))
+    planes, slots, inv_freq = lease.planes, ids([0, 3, 17]), 0.9 ** np.arange(head_dim / 2)
+    turns = np.stack([np.cos(7 * inv_freq), np.sin(7 * inv_freq)], axis=1)
+    device = SimulatedDevice()
+    device_lease = device.put_lease(planes)
+    places = {"slots": device.put(slots), "turns": device.put(turns)}
+    rotation = Rotation(slot_count=3, pairs=head_dim // 2, style="half", **places)
+    device.run(rotate(device_lease, device_lease.columns, rotation))
+    device.fetch()
+    right = lease.keys[0].copy()
+    turned = reference.rotate(right[slots], 7, inv_freq, "half").astype(np.float32)
+    right[slots] = to_float32(from_float32(turned, "bfloat16"), "bfloat16")
+    np.testing.assert_array_equal(lease.stored_keys(planes, 0), right)
+
+
 @pytest.mark.parametrize("style", ["half", "interleaved"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("from_originals", [False, True])

@@ -96,6 +96,18 @@ def test_tensor_core_scores_are_the_oracles(shape, window) -> None:
     check(case)
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [(96, "bfloat16"), (112, "float8_e4m3fn"), (192, "float16"), (256, "float8_e4m3fn"), (256, "bfloat16")],
+)
+def test_every_head_dim_is_scored_on_tensor_cores_and_on_ordinary_ones(head_dim, dtype) -> None:
+    shape = Shape(layers=1, kv_heads=1, head_dim_k=head_dim, head_dim_v=8, length=37, dtype=dtype)
+    case = make_case(shape, 3)
+    assert runs_on_tensor_cores(case.device_lease, case.device_queries)
+    check(case)
+    check(make_case(shape, 3, "float32"))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_leases_longer_than_a_segment_are_joined(dtype) -> None:
     shape = Shape(

@@ -10,7 +10,7 @@ from numba.cuda import types
 
 from kvd_cuda.driver import Function, Gpu, Grid, Module, OwnedMemory, Stream
 from kvd_cuda.dtypes import Array
-from kvd_cuda.gpu.compile import image_of
+from kvd_cuda.gpu.compile import compiled
 from kvd_cuda.gpu.device_lease import Launch
 from kvd_cuda.gpu.kernel import Kernel
 
@@ -51,7 +51,7 @@ class KernelDevice:
     def ready(self, kernel: Kernel) -> Function:
         """The kernel, loaded; compiled first if it never was on this machine. Raises CudaError."""
         if kernel.name not in self._functions:
-            image = image_of(kernel, self._cache, self.gpu.capability)
+            image = compiled(kernel, self._cache).text.encode()
             self._functions[kernel.name] = Module(self.gpu, image).function(kernel.name)
             self._on_step()
         return self._functions[kernel.name]

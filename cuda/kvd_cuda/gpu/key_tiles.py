@@ -1,7 +1,9 @@
 """Tiles of keys on their way from the pool to `ldmatrix`, two at a time, by cp.async.
 
 16-bit keys land where the tensor cores read them. fp8 keys land raw and are widened to bfloat16, exactly, in
-a pass of their own. Rows are padded by 16 bytes, so that 8 of them lie in different banks.
+a pass of their own. An fp8 mma would not do: it wants fp8 on both sides, and queries rounded to 3 mantissa
+bits move the cut; it needs sm_89, bfloat16's runs on sm_80; and memory traffic is that of fp8 here too. Rows
+are padded by 16 bytes, so that 8 of them lie in different banks.
 """
 
 from collections.abc import Callable
