@@ -66,7 +66,8 @@ class HandRules(Driver):
         if answer is None:
             return
         lease = self.world.leases[answer.lease_id]
-        assert (lease.tenant, lease.pool, lease.shelved.key) == (place[0], place[1], key)
+        tenant = self.world.sessions[session].tenant
+        assert (lease.tenant, lease.pool, lease.shelved.key) == (tenant, place[1], key)
         lease.session, lease.fate, lease.shelved = session, "active", None
         lease.generation += 1
 

@@ -77,7 +77,14 @@ class JobRules(Driver):
             return e.InvalidArgumentError
         if isinstance(policy, H2O) and queries and queries.tokens > len(lease.slots) - lease.observed:
             return e.InvalidArgumentError
+        if isinstance(policy, H2O) and queries and self.shares_scores(lease):
+            return e.InvalidArgumentError
         return self.room_refusal(lease, policy, tokens)
+
+    def shares_scores(self, lease: WorldLease) -> bool:
+        named = self.world.pool_of(lease).names.values()
+        nameless = any(block not in named for block in lease.table[: lease.sealed])
+        return nameless and bool(lease.observed or lease.compressed)
 
     def room_refusal(self, lease: WorldLease, policy: Policy, tokens: int) -> Refusal:
         if lease.sealed == 0 or (isinstance(policy, Span) and policy.granularity == "block"):

@@ -148,7 +148,7 @@ class LeaseRules(Driver):
             for block in set(lease.table[lease.sealed :]) - old:
                 written = {token[0] for token in pool.content.get(block, []) if token}
                 assert written <= {lease.tenant} or block in listed
-        if scrub:
+        if scrub or any(lease.copying for lease in leases):
             for lease in leases:
                 lease.busy = True
             self.scrubs.append((lease_ids, scrub, saved))
@@ -169,6 +169,8 @@ class LeaseRules(Driver):
             self.device.scrubbed(lease_ids)
             self.world.pool_of(leases[0]).zero(runs)
             for lease in leases:
+                if lease.copying is not None:
+                    self.world.pool_of(lease).copy(*lease.copying)
                 self.world.job_ended(lease)
             self.worker_writes([lease for lease in leases if lease.fate == "active"])
             return
@@ -190,13 +192,17 @@ class LeaseRules(Driver):
         first = self.a_lease(chance, busy=False)
         mates = [x for x in self.world.leases.values() if x.pool == first.pool and x.session == first.session]
         chosen = [first, *[x for x in mates if x is not first and x.state == "active"]][: len(amounts)]
-        session = self.owner(first, chance)
+        self.try_extend(self.owner(first, chance), chosen, amounts)
+
+    def try_extend(self, session: str, chosen: list[WorldLease], amounts: list[int]) -> None:
+        first = chosen[0]
         items = [(self.progress(lease), n) for lease, n in zip(chosen, amounts, strict=False)]
         error = next(filter(None, (self.refusal(session, lease) for lease in chosen)), None)
         error = error or self.extend_refusal(first.pool, chosen, amounts)
         answer = self.ask(error, lambda: self.device.extend(session, items, self.world.now))
         if answer is None:
             return
+        copies = [] if not answer.copies else list(answer.copies)
         saved = {}
         for lease, change, amount in zip(chosen, answer.leases, amounts, strict=False):
             before = self.world.saved(lease)
@@ -204,6 +210,7 @@ class LeaseRules(Driver):
             saved[lease.lease_id] = before
             self.world.learn(lease)
             self.grow(lease, change, amount)
+        assert copies == [lease.copying for lease in chosen if lease.copying is not None]
         self.begin_scrub([lease.lease_id for lease in chosen], answer.scrub, saved)
 
     def extend_refusal(self, pool: str, chosen: list[WorldLease], amounts: list[int]) -> Refusal:
@@ -211,6 +218,7 @@ class LeaseRules(Driver):
         for lease, amount in zip(chosen, amounts, strict=False):
             wanted = -(-(len(lease.slots) + amount) // self.world.pools[pool].block_size)
             more = 0 if lease.streams else max(0, wanted - len(lease.table))
+            more += bool(amount and self.world.needs_copy(lease))
             ordinary, scratch = ordinary + more * (not lease.scratch), scratch + more * lease.scratch
         return Shortage(self.world, chosen[0].tenant, pool, ordinary, scratch).error
 
@@ -220,10 +228,21 @@ class LeaseRules(Driver):
         if lease.streams:
             self.recycle(lease, change, amount)
         else:
-            self.world.take(lease, table[len(lease.table) :])
+            leaves = amount > 0 and self.world.shares_tail(lease)
+            copied = leaves and self.world.needs_copy(lease)
+            tail = [table[lease.sealed - 1]] if copied else []
+            self.world.take(lease, table[len(lease.table) :] + tail)
+            if leaves:
+                self.leave_tail(lease, tail)
             lease.pending = list(range(lease.position, lease.position + amount))
         lease.table = table
         lease.generation = change.lease.generation
+
+    def leave_tail(self, lease: WorldLease, tail: list[int]) -> None:
+        """Its last block is its own again, or `tail` is to be a copy of it."""
+        lease.sealed -= 1
+        if tail:
+            lease.copying = lease.table[lease.sealed], tail[0]
 
     def recycle(self, lease: WorldLease, change: Change, amount: int) -> None:
         """No block more or less; oldest ones moved behind; only as much forgotten as had to be."""
@@ -252,7 +271,7 @@ class LeaseRules(Driver):
         """Into room it has; nobody is told."""
         lease = self.a_lease(chance, busy=False, fate="active")
         room = len(lease.table) * self.world.pool_of(lease).block_size - len(lease.slots)
-        if lease.state == "active":
+        if lease.state == "active" and not self.world.shares_tail(lease):
             self.world.write(
                 lease, list(range(lease.position, lease.position + min(chance.randint(1, 12), room)))
             )

@@ -9,7 +9,7 @@ from kvd_daemon.core import LeaseWish, Progress
 
 from .driver import TTL, Chance, Driver, Refusal, any_lease, any_session, anything
 from .snapshot import state_of
-from .world import WorldLease, hashes
+from .world import WorldLease, hashes, prefix_hash
 
 
 class ReturnRules(Driver):
@@ -21,7 +21,9 @@ class ReturnRules(Driver):
         lease = self.a_lease(chance, busy=False, streams=False, scratch=False, compressed=0, observed=0)
         session = self.owner(lease, chance)
         full = len(lease.slots) // self.world.pool_of(lease).block_size
-        asked = hashes(lease.text, chance.randint(0, full) + (chance.random() < 0.1))
+        count = chance.randint(0, full) + (chance.random() < 0.1)
+        names = lease.names(count, self.world.pool_of(lease).block_size)
+        asked = [prefix_hash(text, depth) for _, text, depth in names]
         error = self.refusal(session, lease, by_time=False) or self.seal_refusal(lease, len(asked), full)
         change = self.ask(error, lambda: self.device.seal(session, self.progress(lease), asked))
         if change:
@@ -32,17 +34,22 @@ class ReturnRules(Driver):
 
     def seal_refusal(self, lease: WorldLease, count: int, full: int) -> Refusal:
         private = lease.scratch or lease.streams or lease.compressed or lease.observed
-        if count > full or (count > lease.sealed and private):
-            return e.InvalidArgumentError
         pool = self.world.pool_of(lease)
-        names = [pool.names.get((lease.tenant, lease.text, depth)) for depth in range(count)]
-        known = lease.table[: min(lease.sealed, count)]
-        return e.InvalidArgumentError if names[: len(known)] != known else None
+        named = {block: name for name, block in pool.names.items()}
+        sealed = lease.table[: min(lease.sealed, count)]
+        nameless = count > len(sealed) or any(block not in named for block in sealed)
+        if count > full or (nameless and private):
+            return e.InvalidArgumentError
+        names = lease.names(len(sealed), pool.block_size)
+        other = [block for block, name in zip(sealed, names, strict=True) if named.get(block, name) != name]
+        return e.InvalidArgumentError if other else None
 
     def swap_twins(self, lease: WorldLease, count: int) -> list[int]:
-        names, swapped = self.world.pool_of(lease).names, []
-        for depth in range(lease.sealed, count):
-            name = lease.tenant, lease.text, depth
+        pool, swapped = self.world.pool_of(lease), []
+        names = pool.names
+        for depth, name in enumerate(lease.names(count, pool.block_size)):
+            if names.get(name) == lease.table[depth]:
+                continue
             if name in names:
                 lease.table[depth] = names[name]
                 swapped.append(depth)

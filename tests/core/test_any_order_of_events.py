@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
 
 from .driver import Chance
+from .fork_rules import ForkRules
 from .hand_rules import HandRules
 from .pin_rules import PinRules
 from .quota_rules import QuotaRules
@@ -22,7 +23,7 @@ WALKS = 12  # long sequences
 WALK_STEPS = 400  # events in each
 
 
-class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, PinRules, HandRules, QuotaRules):
+class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, PinRules, HandRules, ForkRules, QuotaRules):
     """All rules together; after each of them everything is compared."""
 
     looks = 0
@@ -92,7 +93,7 @@ class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, PinRules, HandRu
             pool = self.world.pool_of(lease)
             for slot, position in enumerate(lease.slots):
                 token = pool.read(lease.table[slot // pool.block_size], slot % pool.block_size)
-                assert token == (lease.tenant, lease.text, position)
+                assert token == (lease.tenant, lease.text_at(position), position)
 
     def positions_follow_from_length_and_position(self) -> None:
         for lease in self.world.leases.values():

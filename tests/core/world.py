@@ -49,6 +49,9 @@ class WorldPool:
     def write(self, block: int, offset: int, token: object) -> None:
         self.content.setdefault(block, [None] * self.block_size)[offset] = token
 
+    def copy(self, source: int, target: int) -> None:
+        self.content[target] = list(self.content.get(source, [None] * self.block_size))
+
     def zero(self, runs: list[tuple[int, int]]) -> None:
         for start, count in runs:
             for block in range(start, start + count):
@@ -89,6 +92,17 @@ class WorldLease:
     pending: list[int] = field(default_factory=list)
     destination: list[int] = field(default_factory=list)
     shelved: WorldShelved | None = None
+    branches: list[tuple[int, int]] = field(default_factory=list)
+    copying: tuple[int, int] | None = None
+
+    def text_at(self, position: int) -> int:
+        """Which text the token there is of: a fork goes on with its own, as each of `branches` says."""
+        return next((text for start, text in reversed(self.branches) if start <= position), self.text)
+
+    def names(self, count: int, block_size: int) -> list[tuple[str, int, int]]:
+        """Of its leading blocks."""
+        ends = [(depth + 1) * block_size - 1 for depth in range(count)]
+        return [(self.tenant, self.text_at(end), depth) for depth, end in enumerate(ends)]
 
     @property
     def streams(self) -> bool:
@@ -141,12 +155,15 @@ class World:
         return {(lease.tenant, lease.pool, lease.shelved.key): lease for lease in shelved}
 
     def holders(self, pool: str) -> dict[int, set[int]]:
-        """Sealed block -> leases whose table has it, by id, and pins, by their negative id."""
+        """Sealed block -> leases whose table has it, by id, and pins, by their negative id.
+
+        Those without a name are there as long as they have holders.
+        """
         found: dict[int, set[int]] = {block: set() for block in self.pools[pool].names.values()}
         for lease in self.leases.values():
             if lease.pool == pool:
-                for block in lease.table[: lease.sealed]:
-                    found[block].add(lease.lease_id)
+                for block in lease.table[: lease.sealed] + list(lease.copying or ())[:1]:
+                    found.setdefault(block, set()).add(lease.lease_id)
         for pin_id, pin in self.pins.items():
             for block in pin.blocks if pin.pool == pool else []:
                 found[block].add(-pin_id)
@@ -174,7 +191,7 @@ class World:
             block
             for lease in self.leases.values()
             if lease.pool == pool and lease.tenant == tenant
-            for block in lease.table + lease.destination
+            for block in lease.table + lease.destination + list(lease.copying or ())
         }
 
     # -- refusals -----------------------------------------------------------------------------
@@ -226,9 +243,9 @@ class World:
         pool = self.pool_of(lease)
         for position in positions:
             slot = len(lease.slots)
-            assert slot >= lease.sealed * pool.block_size, "a sealed block is never written"
+            assert slot >= lease.sealed * pool.block_size, "a shared block is never written"
             block, offset = lease.table[slot // pool.block_size], slot % pool.block_size
-            pool.write(block, offset, (lease.tenant, lease.text, position))
+            pool.write(block, offset, (lease.tenant, lease.text_at(position), position))
             lease.slots.append(position)
             lease.position = position + 1
 
@@ -243,7 +260,7 @@ class World:
         lease.table, lease.sealed, lease.fate = lease.table[lease.sealed :], 0, fate
 
     def job_ended(self, lease: WorldLease) -> None:
-        lease.busy = False
+        lease.busy, lease.copying = False, None
         if lease.ending == "reclaim":
             self.forget(lease)
         elif lease.ending is not None and lease.fate != "revoked":
@@ -312,6 +329,13 @@ class World:
 
     def saved(self, lease: WorldLease) -> WorldLease:
         return copy.deepcopy(lease)
+
+    def shares_tail(self, lease: WorldLease) -> bool:
+        return lease.sealed * self.pool_of(lease).block_size > len(lease.slots)
+
+    def needs_copy(self, lease: WorldLease) -> bool:
+        """To write on, where others have its last block too."""
+        return self.shares_tail(lease) and len(self.holders(lease.pool)[lease.table[lease.sealed - 1]]) > 1
 
     def expected_position(self, lease: WorldLease, slot: int, length: int, position: int) -> int:
         """What ARCHITECTURE.md says about positions that are not written down."""

@@ -112,7 +112,7 @@ def test_values_inside_values_have_a_limit() -> None:
 def test_jobs_under_way_are_values() -> None:
     target = Target(SnapKV(), 5, 2, 1, by_block=False, in_place=True, adds_scores=False)
     ids = np.arange(3, dtype=np.int32)
-    jobs = [Scrubbing(ids, Standing(ids, 1, 2, 3)), Compacting(target, ids, None)]
+    jobs = [Scrubbing(ids, Standing(ids, 1, 2, 3, 4), (5, 6)), Compacting(target, ids, None)]
     assert snapshot(Decoder().decode(encode(jobs))) == snapshot(jobs)
 
 

@@ -24,6 +24,7 @@ from kvd.spec import KVSpec
 from . import (
     compressing,
     ending,
+    forking,
     granting,
     handing,
     invariants,
@@ -50,6 +51,7 @@ from .results import (
     Compressed,
     CompressPlan,
     Extended,
+    Forked,
     Granted,
     LeaseWish,
     Matched,
@@ -215,7 +217,7 @@ class Device:
         return granting.needs_of_extend(self._registry, session, items)
 
     def scrubbed(self, lease_ids: Sequence[int]) -> None:
-        """The `scrub` runs of the call that made or grew these leases hold zeros now."""
+        """The `scrub` runs of the call that made or grew these leases hold zeros, the copies are made."""
         scrubbing.scrubbed(self._registry, lease_ids)
 
     def scrub_failed(self, lease_ids: Sequence[int]) -> None:
@@ -274,6 +276,14 @@ class Device:
     def expire_pins(self, now_ns: int) -> list[Pin]:
         """Soft pins past their TTL end."""
         return pinning.expire_pins(self._registry, now_ns)
+
+    def fork(self, session_id: str, progress: Progress, count: int, now_ns: int) -> Forked:
+        """`count` more leases that go on from where that one is, sharing its blocks until they write.
+
+        Raises what `extend` does of a lease, LimitExceededError, InvalidArgumentError.
+        """
+        session = self._registry.live_session(session_id, now_ns)
+        return forking.fork(self._registry, session, progress, count, now_ns)
 
     def publish(self, session_id: str, progress: Progress, offer: Offer, now_ns: int) -> Lease:
         """The worker's word that it has stopped writing: the lease waits for a session to adopt it.

@@ -9,7 +9,7 @@ from kvd.errors import InvalidArgumentError, LimitExceededError
 from kvd.limits import HASH_BYTES
 from kvd.policy import Dense, Streaming
 
-from . import pinning, quotas
+from . import forking, pinning, quotas
 from .free_runs import NO_BLOCKS, IntArray, runs_of
 from .lease import BlockTable, Lease, Mark
 from .pins import Pin
@@ -167,6 +167,7 @@ class _Growth(NamedTuple):
     progress: Progress
     new_blocks: int
     recycling: Recycling
+    diverges: bool = False
 
 
 def extend(registry: Registry, session: Session, items: Sequence[tuple[Progress, int]]) -> Extended:
@@ -176,14 +177,45 @@ def extend(registry: Registry, session: Session, items: Sequence[tuple[Progress,
     tenant = registry.tenants[session.identity.tenant]
     before: dict[int, Mark] = {}
     foreign: dict[int, IntArray] = {}
+    copies: dict[int, tuple[int, int]] = {}
     changes: list[Change] = []
     for growth in growths:
         lease, blocks = growth.lease, growth.lease.blocks
-        before[lease.lease_id] = Mark(blocks, len(blocks), lease.generation, lease.length, lease.position)
+        before[lease.lease_id] = Mark(
+            blocks, len(blocks), lease.generation, lease.length, lease.position, lease.sealed_blocks
+        )
+        if growth.diverges:
+            changes.append(_diverge(registry, growth, tenant, foreign, copies))
+            continue
         _append(growth.pool, lease, growth.new_blocks, tenant, foreign)
         changes.append(_carry_out(registry, growth))
-    scrub = begin_scrub([growth.lease for growth in growths], foreign, before) if foreign else []
-    return Extended(changes, scrub)
+    if not foreign and not copies:
+        return Extended(changes, [])
+    scrub = begin_scrub([growth.lease for growth in growths], foreign, before, copies)
+    return Extended(changes, scrub, [*copies.values()])
+
+
+def _diverge(
+    registry: Registry,
+    growth: _Growth,
+    tenant: int,
+    foreign: dict[int, IntArray],
+    copies: dict[int, tuple[int, int]],
+) -> Change:
+    """A lease whose tail is shared since a fork gets one of its own; `copies` has what goes into it."""
+    lease, pool = growth.lease, growth.pool
+    commit(lease, growth.progress)
+    if not forking.needs_copy(pool, lease):
+        kept_blocks = len(lease.blocks)
+        forking.take_back(pool, lease)
+        _append(pool, lease, growth.new_blocks, tenant, foreign)
+        return Change(lease, kept_blocks)
+    runs, dirty = pool.grant(growth.new_blocks, tenant)
+    if dirty.size:
+        foreign[lease.lease_id] = dirty
+    copies[lease.lease_id] = forking.diverge(pool, lease, runs)
+    registry.fences.show(lease)
+    return Change(lease, lease.sealed_blocks)
 
 
 def needs_of_extend(
@@ -207,7 +239,10 @@ def _growth(registry: Registry, session: Session, progress: Progress, tokens: in
         recycling = recycle(lease.policy, lease.block_size, progress.length, tokens)
         return _Growth(lease, pool, progress, 0, recycling)
     new_blocks = max(0, pool.spec.blocks_for(progress.length + tokens) - len(lease.blocks))
-    return _Growth(lease, pool, progress, new_blocks, Recycling(0, progress.length, 0, 0))
+    diverges = bool(lease.sealed_blocks and tokens and lease.shares_tail)
+    if diverges:
+        new_blocks += forking.needs_copy(pool, lease)
+    return _Growth(lease, pool, progress, new_blocks, Recycling(0, progress.length, 0, 0), diverges)
 
 
 def _needs(growths: list[_Growth]) -> list[tuple[Pool, Need]]:

@@ -8,7 +8,7 @@ import numpy as np
 from kvd.policy import Streaming
 
 from .blocks import NULL_BLOCK, BlockState
-from .lease import Compacting, Ending, Lease, LeaseState, Lending
+from .lease import Compacting, Ending, Lease, LeaseState, Lending, Scrubbing
 from .pins import Pin
 from .pool import Pool
 from .registry import Registry
@@ -50,8 +50,13 @@ def check(registry: Registry, memory_bytes: int) -> None:
 def _check_holdings(registry: Registry, pool: Pool, leases: list[Lease]) -> None:
     """What tenants hold follows from their leases and from the sealed blocks that have holders."""
     held: Counter[int] = Counter()
+    nameless: dict[int, int] = {}
     for lease in leases:
-        held[registry.tenants[lease.tenant]] += len(_own_blocks(lease))
+        tenant = registry.tenants[lease.tenant]
+        held[tenant] += len(_own_blocks(lease))
+        shared = [*lease.sealed.tolist(), *_copied(lease)]
+        nameless.update((block, tenant) for block in shared if not pool.prefixes.has_name(block))
+    held.update(nameless.values())
     for block_id, node in pool.prefixes.nodes():
         held[node.tenant] += int(pool.blocks.holders[block_id] > 0)
     _hold(pool.holdings.held == +held, f"pool {pool.name}: tenants hold {held}, not {pool.holdings.held}")
@@ -93,7 +98,11 @@ def _check_lease(registry: Registry, lease: Lease) -> None:
     _hold(lease.length <= lease.position, f"{name} has more slots in use than positions")
     _hold(lease.compressed_length <= lease.length, f"{name}: more explicit positions than slots in use")
     _hold(lease.observed_length <= lease.length, f"{name}: more running scores than slots in use")
-    _hold(lease.sealed_blocks * lease.block_size <= lease.length, f"{name}: a sealed block is not full")
+    _hold(lease.sealed_blocks <= lease.used_blocks, f"{name}: a sealed block holds no token")
+    if lease.shares_tail and lease.blocks:
+        pool = registry.pools[lease.pool]
+        named = pool.prefixes.has_name(int(lease.sealed[-1]))
+        _hold(not named, f"{name}: a block that is not full has a name")
     _hold(len(set(lease.table.tolist())) == len(lease.blocks), f"{name} has a block twice")
     if isinstance(lease.job, Lending):
         _hold(lease.job.borrower_lease_id in registry.leases, f"{name} lends queries to nobody")
@@ -141,19 +150,28 @@ def _check_states(pool: Pool, leases: list[Lease], pins: list[Pin]) -> None:
         fenced = lease.fate in (LeaseState.REVOKED, LeaseState.EXPIRED)
         expected[own] = BlockState.QUARANTINED if fenced else BlockState.LEASED
         holders[lease.sealed] += 1
+        holders[_copied(lease)] += 1
     for pin in pins:
         holders[pin.blocks] += 1
+    expected[np.flatnonzero(holders)] = BlockState.SEALED
     named = [block_id for block_id, _ in pool.prefixes.nodes()]
     expected[named] = np.where(holders[named] > 0, BlockState.SEALED, BlockState.CACHED)
     twice = [block_id for block_id, count in writers.items() if count > 1]
     _hold(not twice, f"pool {pool.name}: blocks {twice[:5]} have two writers")
-    _hold(not any(writers[block_id] for block_id in named), f"pool {pool.name}: a sealed block has a writer")
+    sealed = [*named, *np.flatnonzero(holders).tolist()]
+    _hold(not any(writers[block_id] for block_id in sealed), f"pool {pool.name}: a sealed block has a writer")
     _hold(bool((pool.blocks.holders == holders).all()), f"pool {pool.name}: holders do not add up")
     wrong = np.flatnonzero(pool.blocks.state != expected)
     _hold(wrong.size == 0, f"pool {pool.name}: blocks {wrong[:5].tolist()} are in the wrong state")
     counted = tuple(int(np.count_nonzero(expected == state)) for state in BlockState)
     _hold(tuple(pool.counts) == counted, f"pool {pool.name}: counts {pool.counts} are not {counted}")
     _hold(sum(pool.counts) == pool.blocks_total, f"pool {pool.name}: blocks were lost or made")
+
+
+def _copied(lease: Lease) -> list[int]:
+    """The shared block that a copy for this lease is made of, which it has let go of otherwise."""
+    job = lease.job
+    return [job.copy[0]] if isinstance(job, Scrubbing) and job.copy is not None else []
 
 
 def _own_blocks(lease: Lease) -> list[int]:

@@ -92,20 +92,25 @@ class BlockTable:
 
 @dataclass(frozen=True, slots=True)
 class Scrubbing:
-    """New blocks are being zeroed. If that fails the lease becomes `before` again, or is dropped."""
+    """New blocks are being zeroed, then a shared one is copied into one of them: from where, to where.
+
+    If that fails the lease becomes `before` again, or is dropped.
+    """
 
     foreign: IntArray
     before: "Standing | None"
+    copy: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A lease before an extend, to go back to."""
+    """A lease before an extend, to go back to. `sealed_blocks` None: as many as it has."""
 
     table: IntArray
     generation: int
     length: int
     position: int
+    sealed_blocks: int | None = None
 
 
 class Mark(NamedTuple):
@@ -116,11 +121,12 @@ class Mark(NamedTuple):
     generation: int
     length: int
     position: int
+    sealed_blocks: int
 
     def standing(self) -> Standing:
         """Before anything but `append` changes `blocks`."""
         table = self.blocks.ids[: self.block_count]
-        return Standing(table, self.generation, self.length, self.position)
+        return Standing(table, self.generation, self.length, self.position, self.sealed_blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +185,8 @@ class Lease:
     """Slots below `length` are in use; `position` is the next token's true position.
 
     Slots below `compressed_length` have explicit positions, those below `observed_length` running
-    scores. The first `sealed_blocks` table entries are shared and immutable.
+    scores. The first `sealed_blocks` table entries are shared and immutable; the last of them may be half
+    full, of a fork: see `shares_tail`.
     """
 
     lease_id: int
@@ -234,6 +241,11 @@ class Lease:
     def capacity(self) -> int:
         """Slots of the table."""
         return len(self.blocks) * self.block_size
+
+    @property
+    def shares_tail(self) -> bool:
+        """Whether the block that the next token belongs into is shared: it has to be replaced first."""
+        return self.sealed_blocks * self.block_size > self.length
 
     @property
     def used_blocks(self) -> int:

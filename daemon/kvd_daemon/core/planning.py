@@ -11,6 +11,7 @@ from kvd.errors import (
 from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.policy import H2O, Policy, SnapKV, Span, Streaming
 
+from .forking import shares_scores
 from .lease import Lease, Target
 from .quotas import Need, require_room
 from .registry import Registry, refuse_unless_active
@@ -56,6 +57,11 @@ def choose(
     if tokens >= progress.length:
         return None
     _check_policy(lease, policy, progress, queries)
+    if isinstance(policy, H2O) and queries is not None and shares_scores(registry.pool_of(lease), lease):
+        raise InvalidArgumentError(
+            f"lease {lease.lease_id} shares blocks with forks, whose running scores queries would change; "
+            "compress without queries, or by another policy"
+        )
     window = _window(policy, progress.length, queries)
     by_block = isinstance(policy, Span) and policy.granularity == "block"
     wanted = 0 if by_block else spec.blocks_for(tokens)

@@ -95,17 +95,35 @@ class Pool:
             self.prefixes.uncache(woken.tolist())
 
     def unshare(self, ids: IntArray, tenant: int) -> None:
-        """One holder less of sealed blocks of `tenant`'s, in sequence order; those without one are cached."""
+        """One holder less of sealed blocks of `tenant`'s, in sequence order.
+
+        Those without one are cached by their names; without a name they are free.
+        """
         left = self.blocks.unhold(ids)
         if left.size:
+            listed = left.tolist()
+            named = [block_id for block_id in listed if self.prefixes.has_name(block_id)]
+            if len(named) < len(listed):
+                nameless = np.sort(left[~np.isin(left, named)])
+                self._free(runs_of(nameless), SEALED)
+                left = np.array(named, np.int32)
             self.blocks.move(runs_of(left), SEALED, CACHED)
-            self.holdings.count(tenant, -left.size)
-            self.prefixes.cache(left.tolist())
+            self.holdings.count(tenant, -len(listed))
+            self.prefixes.cache(named)
 
-    def seal(self, ids: IntArray, nodes: list[Node]) -> None:
-        """LEASED -> SEALED with one holder, findable by name."""
+    def freeze(self, ids: IntArray) -> None:
+        """LEASED -> SEALED with one holder, without a name."""
         self.blocks.move(runs_of(ids), LEASED, SEALED)
         self.blocks.hold(ids)
+
+    def thaw(self, ids: IntArray) -> None:
+        """SEALED without a name and with one holder -> LEASED."""
+        left = self.blocks.unhold(ids)
+        assert left.size == ids.size, "another lease has the block"
+        self.blocks.move(runs_of(ids), SEALED, LEASED)
+
+    def give_names(self, ids: IntArray, nodes: list[Node]) -> None:
+        """Sealed blocks get names: they can be found from now on."""
         for block_id, node in zip(ids.tolist(), nodes, strict=True):
             self.prefixes.add(block_id, node)
 

@@ -45,6 +45,10 @@ class PrefixIndex:
     def node(self, block_id: int) -> Node:
         return self._nodes[block_id]
 
+    def has_name(self, block_id: int) -> bool:
+        """Whether it was sealed under a name; the blocks of a fork were not."""
+        return block_id in self._nodes
+
     def find_all(self, tenant: int, hashes: Sequence[bytes]) -> list[int]:
         """The blocks of all hashes, or PrefixNotFoundError saying how many leading ones are here.
 

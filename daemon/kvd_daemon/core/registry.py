@@ -146,6 +146,11 @@ def check_progress(lease: Lease, progress: Progress) -> None:
         raise InvalidArgumentError(
             f"{_words(progress)}; the position must grow by the {written} tokens written"
         )
+    if written and lease.sealed_blocks and lease.shares_tail:
+        raise InvalidArgumentError(
+            f"{_words(progress)}; its last block is shared since a fork, so nothing can be written there: "
+            "extend first"
+        )
     if passed > written and lease.length > explicit_slots(lease):
         raise InvalidArgumentError(
             f"{_words(progress)}; {written} tokens were written but {passed} positions passed"

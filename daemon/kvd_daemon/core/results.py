@@ -84,10 +84,21 @@ class Granted(NamedTuple):
 
 
 class Extended(NamedTuple):
-    """Grown leases in the order of the items. With `scrub` runs they are busy until `scrubbed`."""
+    """Grown leases in the order of the items. With `scrub` runs or `copies` they are busy until `scrubbed`.
+
+    Copies are of blocks, from where to where, after the scrub.
+    """
 
     leases: list[Change]
     scrub: list[Run]
+    copies: Sequence[tuple[int, int]] = ()
+
+
+class Forked(NamedTuple):
+    """A lease that shares all it has now, and those it shares it with."""
+
+    parent: Lease
+    children: list[Lease]
 
 
 @dataclass(frozen=True)

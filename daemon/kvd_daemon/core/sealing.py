@@ -36,10 +36,9 @@ def seal(registry: Registry, session: Session, progress: Progress, hashes: Seque
     pool = registry.pool_of(lease)
     _check_sealable(lease, progress, len(hashes))
     tenant = registry.tenants[session.tenant]
-    for index, (block_id, prefix_hash) in enumerate(zip(lease.sealed.tolist(), hashes, strict=False)):
-        if pool.prefixes.node(block_id).prefix_hash != prefix_hash:
-            raise InvalidArgumentError(f"block {index} of the table was sealed under another hash")
     seals = _plan(pool, lease, [Node(tenant, mine, parent) for parent, mine in _chain(hashes)])
+    if seals.fresh or seals.swapped:
+        _check_shareable(lease)
     commit(lease, progress)
     return _carry_out(registry, lease, seals)
 
@@ -53,8 +52,9 @@ def _check_sealable(lease: Lease, progress: Progress, count: int) -> None:
     full = progress.length // lease.block_size
     if count > full:
         raise InvalidArgumentError(f"{count} hashes, but only {full} blocks are full; seal those")
-    if count <= lease.sealed_blocks:
-        return
+
+
+def _check_shareable(lease: Lease) -> None:
     if lease.scratch or lease.streams:
         kind = "scratch" if lease.scratch else "streaming"
         raise InvalidArgumentError(f"blocks of a {kind} lease are written again, they cannot be sealed")
@@ -65,8 +65,14 @@ def _check_sealable(lease: Lease, progress: Progress, count: int) -> None:
 
 
 def _plan(pool: Pool, lease: Lease, nodes: list[Node]) -> _Seals:
+    """Blocks sealed before keep their names; those of a fork have none yet."""
     seals = _Seals([], [], [], [])
-    for index in range(lease.sealed_blocks, len(nodes)):
+    sealed = lease.sealed.tolist()
+    for index in range(len(nodes)):
+        if index < len(sealed) and pool.prefixes.has_name(sealed[index]):
+            if pool.prefixes.node(sealed[index]).prefix_hash != nodes[index].prefix_hash:
+                raise InvalidArgumentError(f"block {index} of the table was sealed under another hash")
+            continue
         twin = pool.prefixes.twin(nodes[index])
         if twin is None:
             seals.fresh.append(index)
@@ -79,19 +85,22 @@ def _plan(pool: Pool, lease: Lease, nodes: list[Node]) -> _Seals:
 
 def _carry_out(registry: Registry, lease: Lease, seals: _Seals) -> Change:
     pool = registry.pool_of(lease)
-    kept_blocks = len(lease.blocks)
-    pool.seal(lease.table[seals.fresh], seals.nodes)
+    kept_blocks, sealed = len(lease.blocks), lease.sealed_blocks
+    pool.freeze(lease.table[[index for index in seals.fresh if index >= sealed]])
+    pool.give_names(lease.table[seals.fresh], seals.nodes)
     if seals.swapped:
         kept_blocks = seals.swapped[0]
-        table = lease.table.copy()
-        own, table[seals.swapped] = table[seals.swapped], seals.twins
+        table, swapped = lease.table.copy(), np.array(seals.swapped)
+        own, table[swapped] = table[swapped], seals.twins
         tenant = registry.tenants[lease.tenant]
-        pool.share(table[seals.swapped], tenant)
-        pool.give_back(runs_of(own), BlockState.LEASED, tenant)
+        pool.share(table[swapped], tenant)
+        pool.unshare(own[swapped < sealed], tenant)
+        pool.give_back(runs_of(own[swapped >= sealed]), BlockState.LEASED, tenant)
         lease.blocks = BlockTable(table)
         lease.generation += 1
         registry.fences.show(lease)
-    lease.sealed_blocks += len(seals.fresh) + len(seals.swapped)
+    told = [*seals.fresh[-1:], *seals.swapped[-1:]]
+    lease.sealed_blocks = max([sealed, *(index + 1 for index in told)])
     return Change(lease, kept_blocks)
 
 
