@@ -27,6 +27,8 @@ class Growth:
         """Whether the daemon has to be asked. Raises ConflictError."""
         state = self.handle.state
         if state.skip is None:
+            if self.tokens and state.shares_tail(block_size):
+                return True
             return state.length + self.tokens > state.table.size * block_size
         if self.tokens != state.skip.tokens:
             raise ConflictError(

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvd.arguments import refused, text, whole
+from kvd.arguments import refused, whole
 from kvd.convert import policy_to_proto
-from kvd.errors import ClosedError, InvalidArgumentError
-from kvd.limits import MAX_SHELF_KEY_CHARS, MAX_TOKENS_PER_LEASE
+from kvd.errors import InvalidArgumentError
+from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.policy import Policy
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import LeaseCall, held
 from kvd_client._checked import prefix_hashes as checked_hashes
 from kvd_client._checked import seconds, token_count
 from kvd_client._fence import look, looked_after
+from kvd_client._handing import fork, give, shelf_name
 from kvd_client._handle import LeaseHandle
 from kvd_client._queries import pack_queries
 from kvd_client._report import CompressionReport, Rope
@@ -227,6 +228,18 @@ class Lease:
         """
         self.pool.release_many([self])
 
+    # Several of it.
+
+    def fork(self, count: int = 1) -> "list[Lease]":
+        """`count` leases more that go on from here (parallel samples, beams), sharing all blocks: no byte is
+        copied. Asks the daemon.
+
+        Who writes, `extend`s first, which replaces a half full last block by a copy of it for all but the
+        last lease that has it: take the block table anew. Streaming leases cannot be forked; forks of a lease
+        with running scores cannot `observe`. Raises LimitExceededError.
+        """
+        return fork(self, count)
+
     # Giving it away.
 
     def publish(self, key: str, ttl: float = DEFAULT_SHELF_TTL_S) -> None:
@@ -238,29 +251,14 @@ class Lease:
         lease lives on without this process; nobody's for `ttl` seconds, its blocks come back. Raises
         ShelfKeyTakenError.
         """
-        self._give(text("key", key, MAX_SHELF_KEY_CHARS), "", seconds("ttl", ttl))
+        give(self, shelf_name("key", key), "", seconds("ttl", ttl))
 
     def transfer(self, session_id: str, ttl: float = DEFAULT_SHELF_TTL_S) -> None:
         """`publish` for one session alone (`Client.session_id` there), which is told: `Client.offers`.
 
         Raises ReceiverNotFoundError.
         """
-        self._give("", text("session_id", session_id, MAX_SHELF_KEY_CHARS), seconds("ttl", ttl))
-
-    def _give(self, key: str, to_session: str, ttl_s: float) -> None:
-        if not key and not to_session:
-            raise InvalidArgumentError(
-                "an empty name; name a key to publish under, or a session to transfer to"
-            )
-        where = f"transferred to session {to_session}" if to_session else f"published under {key!r}: adopt it"
-        gone = ClosedError(f"lease {self.lease_id} was {where}")
-        with held(self._session, [self.handle]):
-            request = pb.PublishRequest(
-                request_id=new_request_id(), progress=self.handle.progress(), key=key, to_session=to_session
-            )
-            request.ttl.FromNanoseconds(int(ttl_s * 1e9))
-            method, handle = self._session.share_service.Publish, self.handle
-            LeaseCall([handle], method, request, lambda _: handle.give_away(gone)).make(self._session)
+        give(self, "", shelf_name("session_id", session_id), seconds("ttl", ttl))
 
     # Compression.
 

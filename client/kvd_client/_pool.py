@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvd.arguments import listed, refused, text, whole
+from kvd.arguments import listed, refused, whole
 from kvd.convert import policy_from_proto, policy_to_proto, runs_from_proto
 from kvd.errors import (
     ClosedError,
@@ -18,13 +18,13 @@ from kvd.errors import (
     KvdError,
     LeaseLostError,
 )
-from kvd.limits import MAX_SHELF_KEY_CHARS
 from kvd.policy import Dense, Policy
 from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import held
 from kvd_client._checked import prefix_hashes, seconds, token_count
 from kvd_client._growth import Growth, grow
+from kvd_client._handing import shelf_name
 from kvd_client._handle import LeaseHandle
 from kvd_client._lease import Lease
 from kvd_client._match import DEFAULT_TTL_S, Match, find
@@ -232,7 +232,7 @@ class Pool:
             if isinstance(wish.prefix, Match):
                 wish.prefix.taken()
         return [
-            self._adopt(wish.policy, wish.lease_ahead, answer)
+            self.adopt_state(wish.policy, wish.lease_ahead, answer)
             for wish, answer in zip(wishes, answers, strict=True)
         ]
 
@@ -244,11 +244,11 @@ class Pool:
         Asks the daemon. Raises OfferNotFoundError (nothing there, not any more, or not for this session),
         LimitExceededError. A call that broke off is taken up by the next one for that key.
         """
-        key, wait_s = text("key", key, MAX_SHELF_KEY_CHARS), wait_seconds(wait)
+        key, wait_s = shelf_name("key", key), wait_seconds(wait)
         whole("lease_ahead", lease_ahead, 0, MAX_LEASE_AHEAD)
         self.check()
         answer = self._takings.adopt(self.name, self.pool_id, key, wait_s)
-        return self._adopt(policy_from_proto(answer.policy), lease_ahead, answer.lease)
+        return self.adopt_state(policy_from_proto(answer.policy), lease_ahead, answer.lease)
 
     def extend_many(self, leases: Sequence[Lease], tokens: Sequence[int], wait: float = 0.0) -> list[Slots]:
         """`Lease.extend` for several leases, all or none, in at most one call: one number for each."""
@@ -291,7 +291,8 @@ class Pool:
             raise InvalidArgumentError("a lease is named twice in one call; name each once")
         return checked
 
-    def _adopt(self, policy: Policy, lease_ahead: int, answer: pb.LeaseState) -> Lease:
+    def adopt_state(self, policy: Policy, lease_ahead: int, answer: pb.LeaseState) -> Lease:
+        """A lease that the daemon made this session's."""
         handle = LeaseHandle(self, policy, answer)
         self.session.adopt_lease(handle.lease_id, handle, self.session_id)
         lease = Lease(self, handle, lease_ahead)

@@ -63,6 +63,10 @@ class SlotState:
             skip,
         )
 
+    def shares_tail(self, block_size: int) -> bool:
+        """Whether the block that the next token belongs into is shared since a fork."""
+        return self.sealed_blocks * block_size > self.length
+
     def committed(self, tokens: int, block_size: int) -> "SlotState":
         """`tokens` more are written. Raises InvalidArgumentError if there is no room for them."""
         if self.skip is not None and tokens != self.skip.tokens:
@@ -72,6 +76,11 @@ class SlotState:
             )
         stored = tokens - (self.skip.skipped if self.skip else 0)
         capacity = self.table.size * block_size
+        if tokens > 0 and self.shares_tail(block_size):
+            raise InvalidArgumentError(
+                f"commit({tokens}) at length {self.length}, in a block that is shared since a fork; call "
+                f"extend({tokens}) first"
+            )
         if tokens < 0 or self.length + stored > capacity:
             raise InvalidArgumentError(
                 f"commit({tokens}) at length {self.length} of {capacity} slots; call extend({tokens}) first"

@@ -30,7 +30,7 @@ AWAITED = {
     },
     Lease: {
         *("extend", "trim", "seal", "seal_prompt", "release", "compress", "observe"),
-        *("publish", "transfer"),
+        *("publish", "transfer", "fork"),
     },
     Match: {"release"},
 }

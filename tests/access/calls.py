@@ -28,6 +28,7 @@ WORKING = frozenset(
         "/kvd.v1.ShareService/Match",
         "/kvd.v1.ShareService/Pin",
         "/kvd.v1.ShareService/Unpin",
+        "/kvd.v1.ShareService/Fork",
         "/kvd.v1.ShareService/Publish",
         "/kvd.v1.ShareService/Adopt",
     )

@@ -149,7 +149,7 @@ POOL = {
     ),
     "match hashes": arg(lambda t, value: t.pool.match(value), "empty list"),
     "match ttl": arg(lambda t, value: t.pool.match([b"h" * 32], value), *TIMES),
-    "adopt key": arg(lambda t, value: adopting(t, value), "text with zero", *TEXTS),
+    "adopt key": arg(lambda t, value: adopting(t, value), "text with zero", "text"),
     "adopt wait": arg(lambda t, value: adopting(t, "key", value), "0", *TIMES),
     "pin": arg(lambda t, value: t.pool.pin(value)),
 }
@@ -161,6 +161,7 @@ LEASE = {
     "extend": arg(lambda t, value: t.lease.extend(value), "0"),
     "extend wait": arg(lambda t, value: t.lease.extend(1, value), "0", *TIMES),
     "commit": arg(lambda t, value: t.lease.commit(value), "0"),
+    "fork": arg(lambda t, value: t.lease.fork(value)),
     "publish key": arg(lambda t, value: t.lease.publish(value), skips=["text", "text with zero"]),
     "publish ttl": arg(lambda t, value: t.lease.publish("key", value), skips=TIMES),
     "transfer session_id": arg(lambda t, value: t.lease.transfer(value), skips=["text", "text with zero"]),

@@ -31,6 +31,7 @@ NEEDED: Mapping[str, Role | None] = {
     "/kvd.v1.ShareService/Match": Role.WORKER,
     "/kvd.v1.ShareService/Pin": Role.WORKER,
     "/kvd.v1.ShareService/Unpin": Role.WORKER,
+    "/kvd.v1.ShareService/Fork": Role.WORKER,
     "/kvd.v1.ShareService/Publish": Role.WORKER,
     "/kvd.v1.ShareService/Adopt": Role.WORKER,
     "/kvd.v1.AdminService/GetStatus": Role.READ_ONLY,

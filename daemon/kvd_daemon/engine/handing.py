@@ -1,4 +1,4 @@
-"""Published leases: who waits for one is answered as soon as it is there, and receivers are told."""
+"""Leases that change hands or are forked; who waits for a published one is answered as it comes."""
 
 import asyncio
 import secrets
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from kvd.errors import LimitExceededError, OfferNotFoundError
 from kvd_daemon.access.gate import Gate
-from kvd_daemon.core import Lease, Offer, Progress
+from kvd_daemon.core import Forked, Lease, Offer, Progress
 from kvd_daemon.journal import RecordingDevice
 
 from .events import Offered
@@ -30,6 +30,13 @@ class Handing:
         self._gate = gate
         self._sessions = sessions
         self._waiting: dict[asyncio.Future[None], Place] = {}
+
+    def fork(self, opened: OpenSession, progress: Progress, count: int) -> Forked:
+        """Raises what Device.fork does."""
+        leases = len(opened.session.leases) + count
+        self._gate.limits.require("leases_per_call", count, "forks in one call")
+        self._gate.limits.require("leases_per_session", leases, "leases in one session")
+        return self._device.fork(opened.session_id, progress, count, time.monotonic_ns())
 
     def publish(self, opened: OpenSession, progress: Progress, offer: Offer) -> Lease:
         """Raises what Device.publish does. A receiver is told; for it alone the key may be left to us."""

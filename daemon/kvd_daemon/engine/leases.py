@@ -64,7 +64,7 @@ class Leases:
         self._device.release(opened.session_id, lease_ids)
 
     async def scrub(self, leases: Sequence[Lease], conclude: Callable[[], Answer]) -> Answer:
-        """Zero what held another tenant's bytes, or undo the call.
+        """Zero what held another tenant's bytes and copy shared tails, or undo the call.
 
         Answers what `conclude` does; it is called in the batch of the event that ends this. Raises
         KernelWorkerUnavailableError.
@@ -83,14 +83,17 @@ class Leases:
 
     async def _scrub_lease(self, lease: Lease) -> None:
         assert isinstance(lease.job, Scrubbing), "every lease of the call is busy until scrubbed"
-        if not lease.job.foreign.size:
+        if not lease.job.foreign.size and lease.job.copy is None:
             return
-        runs = np.array(runs_of(np.sort(lease.job.foreign)), np.int32)
-        job = Scrub(self._device.pools[lease.pool].pool_id, runs)
+        runs = np.array(runs_of(np.sort(lease.job.foreign)), np.int32).reshape(-1, 2)
+        copies = np.array([] if lease.job.copy is None else lease.job.copy, np.int32).reshape(-1, 2)
+        job = Scrub(self._device.pools[lease.pool].pool_id, runs, copies)
         for _ in range(SCRUB_ATTEMPTS):
             try:
                 await self._kernel.perform(job)
                 return
             except KernelDiedError:
-                continue  # zeroing again does no harm
-        raise KernelWorkerUnavailableError("kernel workers died while blocks were zeroed; nothing was leased")
+                continue  # zeroing and copying again does no harm
+        raise KernelWorkerUnavailableError(
+            "kernel workers died while blocks were zeroed or copied; nothing was leased"
+        )

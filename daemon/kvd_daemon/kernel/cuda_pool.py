@@ -63,6 +63,12 @@ class CudaPool(MappedPool):
     def _zero(self, offset: int, byte_count: int) -> None:
         self._device.zero(offset, byte_count)
 
+    def _move(self, source: int, target: int, byte_count: int) -> None:
+        """By way of this process: a block is small, and it happens once a fork."""
+        bounce = (ctypes.c_uint8 * byte_count)()
+        self._device.read(source, ctypes.addressof(bounce), byte_count)
+        self._device.write(target, ctypes.addressof(bounce), byte_count)
+
     def populate(self, offset: int, byte_count: int) -> None:
         """GPU memory is there from the start."""
 

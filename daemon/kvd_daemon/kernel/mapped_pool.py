@@ -110,6 +110,19 @@ class MappedPool:
     def _zero(self, offset: int, byte_count: int) -> None:
         self._flat[offset : offset + byte_count] = 0
 
+    def copy(self, copies: IntArray, on_step: Callable[[], None]) -> None:
+        """Each block's bytes and sidecar entries into another block; `on_step` after every block."""
+        for source, target in copies.tolist():
+            pairs = zip(self._segments(source), self._segments(target), strict=True)
+            for (source_at, byte_count), (target_at, _) in pairs:
+                self._move(source_at, target_at, byte_count)
+            self.positions[target] = self.positions[source]
+            self.scores[target] = self.scores[source]
+            on_step()
+
+    def _move(self, source: int, target: int, byte_count: int) -> None:
+        self._flat[target : target + byte_count] = self._flat[source : source + byte_count]
+
     def _run_segments(self, start: int, count: int) -> Iterator[tuple[int, int]]:
         """Neighbouring blocks are neighbours in every plane too."""
         for at, byte_count in self._segments(start):

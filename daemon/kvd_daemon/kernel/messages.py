@@ -48,10 +48,14 @@ class Populate:
 
 @dataclass(frozen=True)
 class Scrub:
-    """Zero blocks and their sidecar entries. runs: int32 [n, 2], first block and number of blocks."""
+    """Zero blocks and their sidecar entries, then copy others, sidecar entries too.
+
+    runs: int32 [n, 2], first block and number of blocks. copies: int32 [n, 2], from which block to which.
+    """
 
     pool_id: str
     runs: IntArray
+    copies: IntArray = field(default_factory=no_runs)
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,9 @@ class KernelWorker:
                 del self._pools[pool_id]
             case m.Populate(pool_id, offset, byte_count):
                 self._pools[pool_id].populate(offset, byte_count)
-            case m.Scrub(pool_id, runs):
+            case m.Scrub(pool_id, runs, copies):
                 self._pools[pool_id].scrub(runs, self._voice.step)
+                self._pools[pool_id].copy(copies, self._voice.step)
             case m.Observe():
                 self._observe(request)
             case m.Compress():

@@ -90,12 +90,12 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
         answer = self.engine.leases.extend(asker, items)
         reply = extended(answer, self.engine.epoch)
         leases = [change.lease for change in answer.leases]
-        return self._when_zeroed(leases, reply, conclude) if answer.scrub else reply
+        return self._when_zeroed(leases, reply, conclude) if answer.scrub or answer.copies else reply
 
     def _when_zeroed(
         self, leases: Sequence[core.Lease], reply: Reply, conclude: Conclude[Reply]
     ) -> "asyncio.Future[Reply]":
-        """The reply when the blocks that held another tenant's bytes hold zeros."""
+        """The reply when what held another tenant's bytes holds zeros, and shared tails are copied."""
         return self.engine.spawn(self.engine.leases.scrub(leases, lambda: conclude(reply)))
 
     @answered

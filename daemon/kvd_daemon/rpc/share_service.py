@@ -5,10 +5,11 @@
 import asyncio
 
 from kvd.convert import policy_to_proto
-from kvd.errors import InvalidArgumentError
+from kvd.errors import DeviceUnavailableError, InvalidArgumentError
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
 from kvd_daemon.core import Change, Offer
+from kvd_daemon.engine.health import HealthState
 from kvd_daemon.engine.sessions import OpenSession
 
 from .answering import Answering, Context, answered, begun, once, settled
@@ -51,6 +52,21 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
     def _unpin(self, opened: OpenSession, request: pb.UnpinRequest) -> pb.UnpinResponse:
         self.engine.sharing.unpin(opened, request.pin_id)
         return pb.UnpinResponse(epoch=self.engine.epoch)
+
+    @answered
+    async def Fork(self, request: pb.ForkRequest, context: Context) -> pb.ForkResponse:
+        opened = self.engine.sessions.by_token(request.session_token)
+        return await once(self.engine, opened, request, lambda: self._fork(opened, request))
+
+    def _fork(self, opened: OpenSession, request: pb.ForkRequest) -> pb.ForkResponse:
+        if self.engine.health.state is HealthState.DRAINING:
+            raise DeviceUnavailableError("the daemon stops; lease elsewhere, or retry in a second")
+        forked = self.engine.handing.fork(opened, progress_of(request.progress), request.count)
+        answer = pb.ForkResponse(epoch=self.engine.epoch)
+        show_lease(Change(forked.parent, len(forked.parent.blocks)), answer.lease)
+        for child in forked.children:
+            show_lease(Change(child, 0), answer.forks.add())
+        return answer
 
     @answered
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:

@@ -819,7 +819,7 @@ class LeaseState(google.protobuf.message.Message):
     compressed_length: builtins.int
     """Slots whose positions are explicit in the positions plane."""
     sealed_blocks: builtins.int
-    """Leading blocks that are sealed: never write to them."""
+    """Leading blocks that are sealed: never write to them. After a fork the last one may be half full."""
     skip_after: builtins.int
     """Only after Extend of a streaming lease by more tokens than its ring holds: the first
     `skip_after` new tokens are stored, then `position` minus the request's position are not,
@@ -1618,6 +1618,70 @@ class UnpinResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
 
 Global___UnpinResponse: typing_extensions.TypeAlias = UnpinResponse
+
+@typing.final
+class ForkRequest(google.protobuf.message.Message):
+    """See ShareService.Fork."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_TOKEN_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    session_token: builtins.bytes
+    """Secret of the session."""
+    request_id: builtins.str
+    """Idempotency key."""
+    count: builtins.int
+    """Leases to be made, 1 to 1,024."""
+    @property
+    def progress(self) -> Global___LeaseProgress:
+        """Where the worker stands."""
+
+    def __init__(
+        self,
+        *,
+        session_token: builtins.bytes = ...,
+        request_id: builtins.str = ...,
+        progress: Global___LeaseProgress | None = ...,
+        count: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "progress", b"progress", "request_id", b"request_id", "session_token", b"session_token"]) -> None: ...
+
+Global___ForkRequest: typing_extensions.TypeAlias = ForkRequest
+
+@typing.final
+class ForkResponse(google.protobuf.message.Message):
+    """See ShareService.Fork."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    LEASE_FIELD_NUMBER: builtins.int
+    FORKS_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    @property
+    def lease(self) -> Global___LeaseState:
+        """The lease after it: its blocks are sealed."""
+
+    @property
+    def forks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___LeaseState]:
+        """The new ones: all of their tables is in `appended`."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        lease: Global___LeaseState | None = ...,
+        forks: collections.abc.Iterable[Global___LeaseState] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "forks", b"forks", "lease", b"lease"]) -> None: ...
+
+Global___ForkResponse: typing_extensions.TypeAlias = ForkResponse
 
 @typing.final
 class PublishRequest(google.protobuf.message.Message):

@@ -603,6 +603,11 @@ class ShareServiceStub(object):
                 request_serializer=kvd_dot_v1_dot_kvd__pb2.UnpinRequest.SerializeToString,
                 response_deserializer=kvd_dot_v1_dot_kvd__pb2.UnpinResponse.FromString,
                 _registered_method=True)
+        self.Fork = channel.unary_unary(
+                '/kvd.v1.ShareService/Fork',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.ForkRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.ForkResponse.FromString,
+                _registered_method=True)
         self.Publish = channel.unary_unary(
                 '/kvd.v1.ShareService/Publish',
                 request_serializer=kvd_dot_v1_dot_kvd__pb2.PublishRequest.SerializeToString,
@@ -644,6 +649,15 @@ class ShareServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Fork(self, request, context):
+        """Makes more leases of one, which share all its blocks: no byte is copied. The last block is shared too, so
+        nobody writes behind `length` before an Extend, which gives its lease a copy of that block.
+        Errors: those of Extend.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Publish(self, request, context):
         """Puts a lease on the shelf, with all it has: length, positions, policy, scores. The caller promises to have
         stopped writing. It is nobody's session's until it is adopted; after `ttl` its blocks come back.
@@ -678,6 +692,11 @@ def add_ShareServiceServicer_to_server(servicer, server):
                     servicer.Unpin,
                     request_deserializer=kvd_dot_v1_dot_kvd__pb2.UnpinRequest.FromString,
                     response_serializer=kvd_dot_v1_dot_kvd__pb2.UnpinResponse.SerializeToString,
+            ),
+            'Fork': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fork,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.ForkRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.ForkResponse.SerializeToString,
             ),
             'Publish': grpc.unary_unary_rpc_method_handler(
                     servicer.Publish,
@@ -773,6 +792,33 @@ class ShareService(object):
             '/kvd.v1.ShareService/Unpin',
             kvd_dot_v1_dot_kvd__pb2.UnpinRequest.SerializeToString,
             kvd_dot_v1_dot_kvd__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.ShareService/Fork',
+            kvd_dot_v1_dot_kvd__pb2.ForkRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.ForkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -574,6 +574,22 @@ _ShareServiceUnpinType = typing_extensions.TypeVar(
     ],
 )
 
+_ShareServiceForkType = typing_extensions.TypeVar(
+    '_ShareServiceForkType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ForkRequest,
+        kvd.v1.kvd_pb2.ForkResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ForkRequest,
+        kvd.v1.kvd_pb2.ForkResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ForkRequest,
+        kvd.v1.kvd_pb2.ForkResponse,
+    ],
+)
+
 _ShareServicePublishType = typing_extensions.TypeVar(
     '_ShareServicePublishType',
     grpc.UnaryUnaryMultiCallable[
@@ -606,7 +622,7 @@ _ShareServiceAdoptType = typing_extensions.TypeVar(
     ],
 )
 
-class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinType, _ShareServiceUnpinType, _ShareServicePublishType, _ShareServiceAdoptType]):
+class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinType, _ShareServiceUnpinType, _ShareServiceForkType, _ShareServicePublishType, _ShareServiceAdoptType]):
     """Blocks and leases that change hands: prefixes found by their hashes, leases given to other sessions.
     Request ids as in LeaseService.
     """
@@ -624,6 +640,10 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
         grpc.UnaryUnaryMultiCallable[
             kvd.v1.kvd_pb2.UnpinRequest,
             kvd.v1.kvd_pb2.UnpinResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.ForkRequest,
+            kvd.v1.kvd_pb2.ForkResponse,
         ],
         grpc.UnaryUnaryMultiCallable[
             kvd.v1.kvd_pb2.PublishRequest,
@@ -650,6 +670,10 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
             kvd.v1.kvd_pb2.UnpinResponse,
         ],
         grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.ForkRequest,
+            kvd.v1.kvd_pb2.ForkResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             kvd.v1.kvd_pb2.PublishRequest,
             kvd.v1.kvd_pb2.PublishResponse,
         ],
@@ -672,6 +696,12 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
 
     Unpin: _ShareServiceUnpinType
     """Ends a match of the session's, or a pin of its tenant's. Errors: SESSION_NOT_FOUND, PIN_NOT_FOUND."""
+
+    Fork: _ShareServiceForkType
+    """Makes more leases of one, which share all its blocks: no byte is copied. The last block is shared too, so
+    nobody writes behind `length` before an Extend, which gives its lease a copy of that block.
+    Errors: those of Extend.
+    """
 
     Publish: _ShareServicePublishType
     """Puts a lease on the shelf, with all it has: length, positions, policy, scores. The caller promises to have
@@ -696,6 +726,10 @@ ShareServiceAsyncStub: typing_extensions.TypeAlias = ShareServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.UnpinRequest,
         kvd.v1.kvd_pb2.UnpinResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ForkRequest,
+        kvd.v1.kvd_pb2.ForkResponse,
     ],
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.PublishRequest,
@@ -740,6 +774,17 @@ class ShareServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[kvd.v1.kvd_pb2.UnpinResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.UnpinResponse]]:
         """Ends a match of the session's, or a pin of its tenant's. Errors: SESSION_NOT_FOUND, PIN_NOT_FOUND."""
+
+    @abc.abstractmethod
+    def Fork(
+        self,
+        request: kvd.v1.kvd_pb2.ForkRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.ForkResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.ForkResponse]]:
+        """Makes more leases of one, which share all its blocks: no byte is copied. The last block is shared too, so
+        nobody writes behind `length` before an Extend, which gives its lease a copy of that block.
+        Errors: those of Extend.
+        """
 
     @abc.abstractmethod
     def Publish(
