@@ -5,24 +5,38 @@ silent or talks nonsense costs nobody else anything.
 """
 
 import asyncio
+import itertools
 import logging
 import os
 import secrets
 import socket
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from kvd.errors import InternalError, InvalidArgumentError, KvdError, NotOwnerError, PoolNotFoundError
+from kvd.errors import (
+    InternalError,
+    InvalidArgumentError,
+    KvdError,
+    LimitExceededError,
+    NotOwnerError,
+    PoolNotFoundError,
+)
 from kvd.v1 import attach_pb2 as pb
 from kvd_daemon.access.audit import REFUSALS, Caller
+from kvd_daemon.access.connections import Owner
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.peers import Peer
 from kvd_daemon.processes import peer_credentials
 
 MAX_PACKET_BYTES = 4096  # bytes; a token and a pool's name are below 200
-MAX_CONNECTIONS = 256  # at a time; beyond, the one that was silent for longest is closed
+MAX_CONNECTIONS = 256  # at a time; beyond, the longest silent one of the user that has most is closed
+CONNECTIONS_PER_PROCESS = 64  # of them; beyond, its own longest silent one is. A worker has one for a moment
+KNOCKS_PER_SECOND = 1000  # of one process; one that starts a client in each of many threads stays below
+ACCEPTED_AT_ONCE = 16  # connections; then it is the turn of who was accepted, and of all calls
 SILENCE_S = 30.0  # seconds after which a silent connection is closed; workers ask and leave
 RETRY_ACCEPT_S = 0.1  # seconds before the next attempt when no descriptor is left for a connection
 BACKLOG = 1024  # connections not yet accepted; a node's workers may all start at once
@@ -36,7 +50,9 @@ class AttachServer:
         """Raises InvalidArgumentError if nothing can be bound there."""
         self._engine = engine
         self._path = path
-        self._connections: dict[asyncio.Task[None], None] = {}  # the longest silent first
+        self._connections: dict[asyncio.Task[None], Owner] = {}  # the longest silent first
+        self._knocks: Counter[Owner] = Counter()
+        self._knocks_since_s = 0.0
         self._listener = _bound(path)
         self._accepting: asyncio.Task[None] | None = None
 
@@ -61,7 +77,9 @@ class AttachServer:
     async def _accept(self, listener: socket.socket) -> None:
         """Until cancelled."""
         loop = asyncio.get_running_loop()
-        while True:
+        for number in itertools.count(1):
+            if number % ACCEPTED_AT_ONCE == 0:  # while others knock, nothing else lets go of the loop
+                await asyncio.sleep(0)
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:  # no descriptors: whoever knocks stays in the backlog
@@ -69,17 +87,42 @@ class AttachServer:
                 self._close_longest_silent()
                 await asyncio.sleep(RETRY_ACCEPT_S)
                 continue
-            if len(self._connections) >= MAX_CONNECTIONS:
-                self._close_longest_silent()
-            task = asyncio.create_task(self._serve(connection))
-            self._connections[task] = None
-            task.add_done_callback(lambda done: self._connections.pop(done, None))
+            self._admit(connection)
+
+    def _admit(self, connection: socket.socket) -> None:
+        pid, uid = peer_credentials(connection)
+        if self._knocks_too_often((uid, pid), connection):
+            connection.close()
+            return
+        own = [task for task, owner in self._connections.items() if owner == (uid, pid)]
+        if len(own) >= CONNECTIONS_PER_PROCESS and pid > 0:
+            self._close(own[0])
+        elif len(self._connections) >= MAX_CONNECTIONS:
+            self._close_longest_silent()
+        task = asyncio.create_task(self._serve(connection))
+        self._connections[task] = uid, pid
+        task.add_done_callback(lambda done: self._connections.pop(done, None))
+
+    def _knocks_too_often(self, owner: Owner, connection: socket.socket) -> bool:
+        """Then it is sent away at once: whoever waits behind it in the queue has its turn sooner."""
+        now_s = time.monotonic()
+        if now_s > self._knocks_since_s + 1.0:
+            self._knocks_since_s, self._knocks = now_s, Counter()
+        self._knocks[owner] += 1
+        if self._knocks[owner] == KNOCKS_PER_SECOND + 1:
+            refusal = LimitExceededError(f"more than {KNOCKS_PER_SECOND} connections within a second")
+            self._engine.gate.audit.refused(_caller_of(connection), "connect", refusal)
+        return self._knocks[owner] > KNOCKS_PER_SECOND
 
     def _close_longest_silent(self) -> None:
+        """Of the user that has most: what one does is no other one's loss."""
         if self._connections:
-            longest = next(iter(self._connections))
-            del self._connections[longest]
-            longest.cancel()
+            [(most, _)] = Counter(uid for uid, _ in self._connections.values()).most_common(1)
+            self._close(next(task for task, (uid, _) in self._connections.items() if uid == most))
+
+    def _close(self, task: asyncio.Task[None]) -> None:
+        del self._connections[task]
+        task.cancel()
 
     def close(self) -> None:
         self._listener.close()
@@ -103,8 +146,7 @@ class AttachServer:
         task = asyncio.current_task()
         assert task is not None
         if task in self._connections:
-            del self._connections[task]
-            self._connections[task] = None
+            self._connections[task] = self._connections.pop(task)
 
     def _answer(self, connection: socket.socket, packet: bytes) -> tuple[pb.AttachResponse, Sequence[int]]:
         self._engine.called()

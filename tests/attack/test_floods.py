@@ -124,6 +124,24 @@ def test_a_daemon_with_few_descriptors_does_not_run_out_of_them(tmp_path: Path) 
         assert "Too many open files" not in kvd.log.read_text()
 
 
+def test_a_process_that_knocks_at_the_attach_socket_all_the_time_keeps_nobody_out(kvd: RunningKvd) -> None:
+    before = fd_count(kvd)
+    with kvd_client.connect(kvd.run_dir, timeout=PATIENCE_S) as client:
+        pool = client.pool("flooded", SPEC, 8)
+        program = [sys.executable, str(Path(__file__).with_name("knocking.py"))]
+        command = [*program, str(kvd.run_dir / "host0/attach.sock")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as knocking:
+            try:
+                assert knocking.stdout is not None
+                assert knocking.stdout.readline() == b"knocking\n"
+                for _ in range(3):
+                    serves_workers(kvd, pool)
+                assert fd_count(kvd) < before + 150, "a quarter of all connections, and some for workers"
+            finally:
+                knocking.kill()
+        eventually(lambda: fd_count(kvd) < before + 20, "the end of its connections")
+
+
 def test_connections_to_the_tcp_port_are_no_matter_of_workers(tmp_path: Path) -> None:
     authority, tokens, token = Authority(tmp_path, "authority"), tmp_path / "tokens", new_token()
     pair, port = authority.issue("server", "127.0.0.1"), free_port()
