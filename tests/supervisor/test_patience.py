@@ -78,6 +78,26 @@ def test_a_daemon_that_waits_for_a_core_is_not_replaced() -> None:
         assert judged(daemon) == ""
 
 
+def test_a_daemon_whose_kernel_worker_waits_for_a_core_is_not_replaced() -> None:
+    code = (
+        "import os, subprocess, sys, time; "
+        f"child = subprocess.Popen([sys.executable, '-c', {SPIN!r}]); "
+        "os.sched_setaffinity(child.pid, {min(os.sched_getaffinity(0))}); "
+        "os.sched_setscheduler(child.pid, os.SCHED_IDLE, os.sched_param(0)); "
+        "print('there', flush=True); sys.stdin.read(); child.kill()"
+    )
+    with python(SPIN) as greedy:
+        os.sched_setaffinity(greedy.pid, {min(os.sched_getaffinity(0))})
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"there\n"
+            with unwell_daemon(process) as daemon:
+                assert judged(daemon) == ""
+            process.communicate()
+
+
 @pytest.mark.parametrize("code", [SPIN, "import time; time.sleep(60)"])
 def test_a_daemon_that_spins_or_waits_for_what_never_comes_is_replaced(code: str) -> None:
     with python(code) as process, unwell_daemon(process) as daemon:

@@ -2,10 +2,10 @@
 
 A process that waits for a core on a loaded machine is slow, not broken: another one in its place would be no
 faster, and start by replaying a journal. So time in which its threads were ready to run and did not get to is
-not held against it. One that hangs, spins or is stopped gets no such excuse.
+not held against it, and of its children's, for which it may have to wait: a kernel worker that starts. One
+that hangs, spins or is stopped gets no such excuse.
 """
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class Patience:
     """Over the process `pid`, from `now_s` on. Times are seconds of time.monotonic()."""
 
     def __init__(self, pid: int, now_s: float) -> None:
-        self._tasks = Path(f"/proc/{pid}/task")
+        self._pid = pid
         self.begin_anew(now_s)
 
     def begin_anew(self, now_s: float) -> None:
@@ -39,19 +39,33 @@ class Patience:
         """Charge what passed since the last look; what was charged since it was well."""
         passed_s, before, now = min(now_s - self._looked_s, MAX_CHARGE_S), self._seen, self._threads()
         if before is not None and now.ready:
-            passed_s = min(passed_s, now.ran_s - before.ran_s)
+            passed_s = min(passed_s, max(0.0, now.ran_s - before.ran_s))
         elif before is not None:
-            passed_s -= now.waited_s - before.waited_s
+            passed_s -= max(0.0, now.waited_s - before.waited_s)  # less than before: a thread has ended
         self._charged_s += max(0.0, passed_s)
         self._looked_s, self._seen = now_s, now
         return self._charged_s
 
     def _threads(self) -> Threads:
-        found: list[Threads] = []
-        with contextlib.suppress(OSError):  # it has exited
-            found = [_thread(task) for task in self._tasks.iterdir()]
+        found = [_thread(task) for pid in (self._pid, *_children(self._pid)) for task in _tasks(pid)]
         ran_s, waited_s = sum(one.ran_s for one in found), sum(one.waited_s for one in found)
         return Threads(ran_s, waited_s, any(one.ready for one in found))
+
+
+def _tasks(pid: int) -> list[Path]:
+    """None if it has exited."""
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
+
+
+def _children(pid: int) -> list[int]:
+    """Of its first thread; none where Linux does not say."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def _thread(task: Path) -> Threads:
