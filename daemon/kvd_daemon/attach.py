@@ -27,7 +27,7 @@ from kvd.errors import (
 )
 from kvd.v1 import attach_pb2 as pb
 from kvd_daemon.access.audit import REFUSALS, Caller
-from kvd_daemon.access.connections import Owner
+from kvd_daemon.engine.connections import Owner
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.peers import Peer
 from kvd_daemon.processes import peer_credentials

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kvd.errors import LimitExceededError
 from kvd_daemon.access.audit import Caller
-from kvd_daemon.access.connections import FOLDER, OpenSockets, Shares, offences
+from kvd_daemon.engine.connections import FOLDER, OpenSockets, Shares, offences
 from kvd_daemon.engine.engine import Engine
 
 LOOK_EVERY_S = 1.0  # seconds; a look at a daemon with few descriptors costs one call

@@ -21,7 +21,7 @@ from tests.running_kvd import PATIENCE_S, RunningKvd, eventually, running_kvd
 
 import kvd_client
 from kvd.credentials import new_token, token_line
-from kvd_daemon.access.connections import (
+from kvd_daemon.engine.connections import (
     TCP_CONNECTIONS,
     Connection,
     OpenSockets,

@@ -15,8 +15,8 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from kvd.errors import InvalidArgumentError
 from kvd.v1 import kvd_pb2, kvd_pb2_grpc
-from kvd_daemon.access.connections import TCP_CONNECTIONS, unix_connections
 from kvd_daemon.access.listening import Listening
+from kvd_daemon.engine.connections import TCP_CONNECTIONS, unix_connections
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.health import HealthState
 

@@ -12,9 +12,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from kvd_daemon.access.serving_limits import ServingLimits
 from kvd_daemon.processes import peer_credentials, room_for_connections
-
-from .serving_limits import ServingLimits
 
 CONNECTIONS_PER_PROCESS = 256  # a worker has one, and one for each further client it makes
 TCP_CONNECTIONS = 256  # on the TCP port; an operator needs one for a moment
