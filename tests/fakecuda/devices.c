@@ -120,6 +120,7 @@ static int taken_file(const char *prefix, int device, size_t bytes);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal) {
   NEED;
   if (!known(ordinal)) return CUDA_ERROR_INVALID_DEVICE;
+  if (setting("FAKECUDA_NO_CONTEXT", 0)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   IN_LOCK(if (!contexts[ordinal].retained++) taken_file("context", visible[ordinal], 0)); /* kept until exit */
   *context = (CUcontext)&contexts[ordinal];
   return CUDA_SUCCESS;

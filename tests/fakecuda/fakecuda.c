@@ -18,6 +18,7 @@
  * FAKECUDA_WSL=1        as on WSL2: neither descriptors nor cuIpc handles
  * FAKECUDA_RETURN_MS    memory of a process comes back so late after its end (0)
  * FAKECUDA_RDMA=0       a GPU without GPUDirect RDMA
+ * FAKECUDA_NO_CONTEXT=1 a GPU that others have for themselves alone (compute mode)
  * FAKECUDA_HOOK         Python module to import before the first kernel is loaded: it calls fakecuda_set_hook
  * FAKECUDA_DIR/lost-N   while this file is there, GPU N has fallen off the bus
  * FAKECUDA_DIR/die-PID  the hook kills the process in the kernel whose name begins with its content
@@ -46,6 +47,7 @@
 #define MAX_DEVICES 16
 #define MAX_CONTEXT_DEPTH 32
 #define MAGIC "fakeipc1"
+#define DIRTY (4ull << 20) /* bytes at the begin of new memory that are not zero */
 #define RETURNING 0400 /* mode of a file whose owner is gone, and which is counted for FAKECUDA_RETURN_MS */
 #define NEED if (!initialised || owner_pid != getpid()) return CUDA_ERROR_NOT_INITIALIZED
 #define NEED_CONTEXT NEED; if (!depth) return CUDA_ERROR_INVALID_CONTEXT

@@ -47,12 +47,21 @@ static int taken_file(const char *prefix, int device, size_t bytes) {
   return fd;
 }
 
+/* As on a GPU: whatever the last process left there. Not all of it, to spare the tmpfs. */
+static void dirty(int fd, size_t bytes) {
+  static const char secret[] = "another process's bytes ";
+  char page[4096];
+  for (size_t i = 0; i < sizeof page; i++) page[i] = secret[i % (sizeof secret - 1)];
+  for (size_t at = 0; at < bytes && at < DIRTY; at += sizeof page) if (pwrite(fd, page, sizeof page, at) < 0) return;
+}
+
 static CUresult take(int device, size_t bytes, int *fd) {
   int lock = locked_folder();
   if (lock < 0) return CUDA_ERROR_OPERATING_SYSTEM;
   int room = taken_bytes(device) + bytes <= device_bytes();
   *fd = room ? taken_file("memory", device, bytes) : -1;
   close(lock);
+  if (*fd >= 0) dirty(*fd, bytes);
   return !room ? CUDA_ERROR_OUT_OF_MEMORY : *fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
 }
 

@@ -316,6 +316,7 @@ KERNELS = """
 LAUNCHES = """
 fd = d.create_shareable(gpu, MIB)
 mapping, reader = d.map_shared(gpu, fd, MIB), d.map_shared(gpu, fd, MIB, writable=False)
+mapping.zero(0, MIB)
 module = d.Module(gpu, sys.argv[1].encode())
 fill = module.function("fill", dynamic_shared_bytes=64 << 10)
 fill.launch(d.Grid((3, 1, 1), (32, 1, 1)), [ctypes.c_uint64(mapping.address), ctypes.c_uint32(7)])
@@ -331,10 +332,7 @@ for attempt in (lambda: d.Module(gpu, b"garbage"), lambda: module.function("none
 
 
 def test_a_launch_runs_in_the_interpreter_on_memory_that_others_see(machine: FakeGpus) -> None:
-    told = machine.run(
-        PRELUDE + LAUNCHES,
-        KERNELS,
-    )
+    told = machine.run(PRELUDE + LAUNCHES, KERNELS)
     assert told.splitlines() == [
         "b'\\x07\\x00\\x00\\x00' b'\\x00\\x00\\x00\\x00'",
         "cuModuleLoadData failed: CUresult 200",

@@ -106,6 +106,23 @@ def test_the_control_process_has_no_context_and_the_kernel_worker_has_one(on_gpu
     assert {on_gpu.kernel_pid(), worker.process.pid} <= having
 
 
+def test_new_memory_has_nothing_of_those_who_had_it_before(on_gpu: Site) -> None:
+    worker = on_gpu.worker()
+    pool = new_pool(worker)
+    assert set(worker.peek(pool=pool, block_ids=list(range(BLOCKS + 1)))) == {0.0}
+
+
+def test_a_gpu_that_cannot_zero_new_memory_gives_none(tmp_path: Path) -> None:
+    with (
+        fake_gpus(memory=64 << 20, no_context=1) as gpus,
+        running_kvd(tmp_path, "--gpus", environment=gpus.full_environment()) as kvd,
+    ):
+        told = gpus.run(IMPATIENT.replace("DeviceFullError", "KvdError"), str(kvd.run_dir), "60")
+        assert "new memory could not be zeroed" in told
+        descriptors = Path(f"/proc/{kvd.daemon_pid('gpu0')}/fd").iterdir()
+        assert not any("/memory-" in os.readlink(descriptor) for descriptor in descriptors)
+
+
 @pytest.mark.parametrize("where", ["compact_1", "compact_sidecar"])
 def test_a_kernel_worker_that_dies_in_a_kernel_loses_the_lease_that_it_moves_and_no_other(
     on_gpu: Site, where: str

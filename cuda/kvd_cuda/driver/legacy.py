@@ -23,10 +23,16 @@ class OwnedMemory:
     def __init__(self, gpu: Gpu, byte_count: int) -> None:
         """Raises GpuMemoryFullError."""
         self._gpu, address = gpu, c_uint64()
+        self._byte_count = -(-byte_count // OWN_BLOCK_BYTES) * OWN_BLOCK_BYTES
         with gpu.context():
-            size = -(-byte_count // OWN_BLOCK_BYTES) * OWN_BLOCK_BYTES
-            gpu.driver.call("cuMemAlloc_v2", address, size)
+            gpu.driver.call("cuMemAlloc_v2", address, self._byte_count)
         self.address = address.value
+
+    def zero(self) -> None:
+        """Its bytes are undefined at first. Returns when it is done."""
+        with self._gpu.context():
+            self._gpu.driver.call("cuMemsetD8_v2", self.address, 0, self._byte_count)
+            self._gpu.driver.call("cuCtxSynchronize")
 
     def handle(self) -> bytes:
         """For other processes of this machine. Raises SharingUnsupportedError, e.g. on WSL2."""

@@ -1,9 +1,16 @@
 """GPU memory: one allocation per pool, as a descriptor that any process maps. No CUDA context is needed here.
 
 So this process starts in no time and takes no GPU memory of its own; a pool outlives it as a host pool does.
+New memory may hold what another process, of anybody, left there: no driver promises otherwise. A process that
+ends zeroes it before its descriptor goes anywhere, which takes as long as a context does, a second or two.
 """
 
-from kvd.errors import DeviceFullError, DeviceUnavailableError, GpuError, InvalidArgumentError
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+from kvd.errors import DeviceFullError, DeviceUnavailableError, GpuError, InvalidArgumentError, KvdError
 from kvd_cuda.driver import (
     CudaError,
     Gpu,
@@ -16,8 +23,9 @@ from kvd_cuda.driver import (
 from kvd_daemon.gpu_list import share_of
 from kvd_daemon.settings import parse_bytes
 
-from .cuda_legacy import CudaLegacyMemory
+from .cuda_legacy import PATIENCE_S, CudaLegacyMemory
 from .pool_memories import PoolMemories
+from .zero_memory import FULL
 
 RETRY_AFTER_NS = 500_000_000  # ns; memory of processes that were killed comes back within a second or two
 
@@ -34,15 +42,41 @@ class CudaMemory(PoolMemories):
 
     def _make(self, pool_id: str, byte_count: int) -> int:
         try:
-            return create_shareable(self._gpu, byte_count)
+            fd = create_shareable(self._gpu, byte_count)
         except GpuMemoryFullError as error:
-            raise DeviceFullError(
-                f"{self.uuid} has too little free memory for a pool of {byte_count} bytes. What was in use "
-                "by processes that ended, or by dropped pools that workers still map, comes back in a moment",
-                retry_after_ns=RETRY_AFTER_NS,
-            ) from error
+            raise self._full(byte_count) from error
         except CudaError as error:
             raise GpuError(f"{self.uuid} gives no memory: {error}") from error
+        try:
+            self._zero(fd, byte_count)
+        except KvdError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _zero(self, fd: int, byte_count: int) -> None:
+        arguments = [str(fd), self.uuid, str(byte_count)]
+        command = [sys.executable, "-m", "kvd_daemon.device.zero_memory", *arguments]
+        try:
+            ran = subprocess.run(
+                command, pass_fds=[fd], stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise GpuError(
+                f"{self.uuid}: new memory was not zeroed within {PATIENCE_S:g} s; look at nvidia-smi"
+            ) from error
+        if ran.returncode == FULL:
+            raise self._full(byte_count)
+        if ran.returncode != 0:
+            why = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise GpuError(f"{self.uuid}: new memory could not be zeroed: {why}")
+
+    def _full(self, byte_count: int) -> DeviceFullError:
+        return DeviceFullError(
+            f"{self.uuid} has too little free memory for a pool of {byte_count} bytes. What was in use "
+            "by processes that ended, or by dropped pools that workers still map, comes back in a moment",
+            retry_after_ns=RETRY_AFTER_NS,
+        )
 
     def _is_such(self, fd: int, byte_count: int) -> bool:
         """The driver does not tell sizes; the name under which it was kept says whose it is."""
@@ -52,8 +86,12 @@ class CudaMemory(PoolMemories):
 def open_gpu(uuid: str, sharing: str) -> tuple[Gpu, PoolMemories]:
     """Its memory, in the best way it can be shared, or the one that is wanted.
 
-    Raises DeviceUnavailableError for a GPU that is not there or cannot do it.
+    Raises DeviceUnavailableError for a GPU that is not there or cannot do it, or without numba-cuda.
     """
+    if find_spec("numba_cuda") is None:
+        raise DeviceUnavailableError(
+            "numba-cuda, which compiles the GPU's kernels, is not installed: pip install 'kvd-pool[cuda12]'"
+        )
     try:
         gpu = gpu_of(load_driver(), uuid)
         able = gpu.shares_descriptors

@@ -19,7 +19,9 @@ WRITE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcn
 def main() -> None:
     connection, uuid, byte_count = socket.socket(fileno=int(sys.argv[1])), sys.argv[2], int(sys.argv[3])
     try:
-        handle = OwnedMemory(gpu_of(load_driver(), uuid), byte_count).handle()
+        memory = OwnedMemory(gpu_of(load_driver(), uuid), byte_count)
+        memory.zero()  # it may hold what another process left there
+        handle = memory.handle()
     except CudaError as error:
         full = isinstance(error, GpuMemoryFullError)
         connection.send(json.dumps({"message": str(error), "full": full}).encode())
