@@ -48,6 +48,7 @@ from kvd.errors import (
     LeaseGoneError,
     LeaseLostError,
     LeaseNotFoundError,
+    LeaseRestingError,
     LeaseRevokedError,
     LimitExceededError,
     NotFoundError,
@@ -70,7 +71,7 @@ from kvd.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from kvd.policy import H2O, Dense, Dual, Keep, Policy, SnapKV, Span, Streaming
+from kvd.policy import H2O, Dense, Dual, Keep, KeyDiff, Policy, SnapKV, Span, Streaming
 from kvd_client import prefix
 from kvd_client._client import Client, connect
 from kvd_client._events import Draining, Event, Events, LeaseRevoked, Offer, Offers, Pressure, SessionLost
@@ -108,6 +109,7 @@ __all__ = [
     "KVSpec",
     "Keep",
     "KernelWorkerUnavailableError",
+    "KeyDiff",
     "KvdError",
     "KvdWarning",
     "Lease",
@@ -116,6 +118,7 @@ __all__ = [
     "LeaseGoneError",
     "LeaseLostError",
     "LeaseNotFoundError",
+    "LeaseRestingError",
     "LeaseRevoked",
     "LeaseRevokedError",
     "LeaseWish",

@@ -20,10 +20,15 @@ class LeaseRevoked:
 
 @dataclass(frozen=True)
 class Pressure:
-    """Others wait for blocks: compress or release something."""
+    """Others wait for blocks: compress or release something.
+
+    `compressible` are the ids of this client's leases in that pool that have more tokens than their `floor`
+    (see `Pool.lease`); `Lease.compress_wanted` says so too.
+    """
 
     pool: str
     wanted_blocks: int
+    compressible: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

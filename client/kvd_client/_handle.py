@@ -1,10 +1,12 @@
 """What session, calls and the public lease share of one lease: its state, its lock, whether it is gone."""
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import RLock
 from typing import Protocol
 
-from kvd.errors import ClosedError, ConflictError, KvdError, LeaseRevokedError
+from kvd.errors import ClosedError, ConflictError, KvdError, LeaseRestingError, LeaseRevokedError
 from kvd.policy import Policy
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import LeaseCall
@@ -33,6 +35,8 @@ class LeaseHandle:
         self.policy = policy
         self.lock = RLock()
         self.unanswered: LeaseCall | None = None
+        self.resting = False
+        self.wanted_floor = 0
         self.state = SlotState.granted(answer)
         self._session = session
         self._said = self.state.standing
@@ -44,6 +48,8 @@ class LeaseHandle:
         """Raises what makes this lease unusable."""
         self._session.check_usable()
         if self._gone is None:
+            if self.resting:
+                raise LeaseRestingError(f"lease {self.lease_id} rests: wake() it first")
             return
         if isinstance(self._gone, LeaseRevokedError):
             self._orphan()  # who is told has stopped writing, so its blocks may go
@@ -88,6 +94,22 @@ class LeaseHandle:
 
     def revoke(self, cause: str) -> None:
         self._gone = LeaseRevokedError(f"lease {self.lease_id} was taken away: {cause}; prefill again")
+
+    def lie_down(self) -> None:
+        """It is left alone from here on."""
+        self.learn(self.state)
+        self.resting = True
+
+    @contextmanager
+    def woken(self) -> Iterator[None]:
+        """Usable inside, so that the daemon can be asked to wake it; left asleep if that fails."""
+        with self.lock:
+            was_resting, self.resting = self.resting, False
+            try:
+                yield
+            except BaseException:
+                self.resting = was_resting
+                raise
 
     def give_away(self, cause: KvdError) -> None:
         """It is another session's, or nobody's yet: there is nothing to release here."""

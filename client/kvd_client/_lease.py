@@ -298,6 +298,7 @@ class Lease:
             raise InvalidArgumentError("row_lse without the queries it belongs to: compress(queries=...)")
         service = self._session.lease_service
         answer = self._vote(service.Compress, request, (queries, row_lse), timeout)
+        self.handle.wanted_floor = 0
         return CompressionReport.from_proto(answer.report)
 
     def observe(self, queries: Any, row_lse: Any = None, timeout: float | None = None) -> int:
@@ -309,11 +310,58 @@ class Lease:
         answer = self._vote(self._session.lease_service.Observe, request, (queries, row_lse), timeout)
         return int(answer.observed_length)
 
+    @property
+    def compress_wanted(self) -> int | None:
+        """To how many tokens others would like this lease pruned, or None: look at the next step boundary.
+
+        Only of leases with a `floor` (see `Pool.lease`), after an event `Pressure`; until it was compressed.
+        """
+        floor = self.handle.wanted_floor
+        return floor if 0 < floor < self.length else None
+
+    def rest(self, floor: int | None = None) -> None:
+        """Leave the lease alone until `wake()`: between two turns, say. Asks the daemon.
+
+        When others need blocks meanwhile, the daemon prunes it with KeyDiff to `floor` tokens (0: not at all;
+        None: the floor it was leased with). Your kernels that read or write it have finished; every other
+        call about it raises LeaseRestingError.
+        """
+        tokens = None if floor is None else whole("floor", floor, 0, MAX_TOKENS_PER_LEASE)
+        with held(self._session, [self.handle]):
+            request = pb.RestRequest(request_id=new_request_id(), progress=self.handle.progress())
+            if tokens is not None:
+                request.floor_tokens = tokens
+            method, handle = self._session.share_service.Rest, self.handle
+            LeaseCall([handle], method, request, lambda _: handle.lie_down()).make(self._session)
+
+    def wake(self, timeout: float | None = None) -> int:
+        """Go on with it; how many tokens it has given meanwhile. Harmless if it does not rest.
+
+        Asks the daemon, and waits for a pruning that is under way: `timeout` as of `compress`. Table, length
+        and generation may be new; `position` is as before.
+        """
+        patience_s = self._patience_s(timeout)
+        with self.handle.woken(), held(self._session, [self.handle]):
+            had, handle = self.length, self.handle
+            request = pb.WakeRequest(request_id=new_request_id(), lease_id=self.lease_id)
+            call = LeaseCall(
+                [handle],
+                self._session.share_service.Wake,
+                request,
+                lambda answer: handle.learn(SlotState.granted(answer.lease)),
+            )
+            call.make(self._session, patience_s)
+            return had - self.length
+
+    def _patience_s(self, timeout: float | None) -> float:
+        """Of calls that wait for the kernel worker."""
+        longest_s = max(COMPRESS_S, self._session.timeout_s)
+        return longest_s if timeout is None else seconds("timeout", timeout)
+
     def _vote(self, method: Any, request: Any, tensors: tuple[Any, Any], timeout: float | None) -> Any:
         """Make a call that may carry queries, which lie in scratch blocks as long as it lasts."""
         queries, row_lse = tensors
-        longest_s = max(COMPRESS_S, self._session.timeout_s)
-        patience_s = longest_s if timeout is None else seconds("timeout", timeout)
+        patience_s = self._patience_s(timeout)
         with held(self._session, [self.handle]):
             if queries is None:
                 request.progress.CopyFrom(self.handle.progress())

@@ -18,6 +18,7 @@ from kvd.errors import (
     KvdError,
     LeaseLostError,
 )
+from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.policy import Dense, Policy
 from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
@@ -50,22 +51,27 @@ class LeaseWish:
     policy       what the lease keeps when it is compressed; Streaming also decides how it grows
     prefix       a Match, or hashes of leading sealed blocks to share, as in `Lease.seal`, all of them or none
     lease_ahead  blocks that `extend` asks for beyond what it needs
+    floor        tokens it may be pruned to when others need blocks, 0: not at all; see `Lease.rest` and
+                 `Lease.compress_wanted`
     """
 
     tokens: int = 0
     policy: Policy = field(default_factory=Dense)
     prefix: Sequence[bytes] | Match = ()
     lease_ahead: int = DEFAULT_LEASE_AHEAD
+    floor: int = 0
 
     def __post_init__(self) -> None:
         token_count(self.tokens)
         whole("lease_ahead", self.lease_ahead, 0, MAX_LEASE_AHEAD)
+        whole("floor", self.floor, 0, MAX_TOKENS_PER_LEASE)
         policy_to_proto(self.policy)
         if not isinstance(self.prefix, Match):
             object.__setattr__(self, "prefix", tuple(prefix_hashes("prefix", self.prefix)))
 
     def to_proto(self) -> pb.LeaseItem:
-        item = pb.LeaseItem(tokens=self.tokens, policy=policy_to_proto(self.policy))
+        policy = policy_to_proto(self.policy)
+        item = pb.LeaseItem(tokens=self.tokens, policy=policy, floor_tokens=self.floor)
         if isinstance(self.prefix, Match):
             self.prefix.name_in(item)
         else:
@@ -174,6 +180,7 @@ class Pool:
         wait: float = 0.0,
         prompt: Any = None,
         namespace: str = "",
+        floor: int = 0,
     ) -> Lease:
         """Lease blocks for one sequence; see LeaseWish. Asks the daemon.
 
@@ -187,7 +194,7 @@ class Pool:
         Raises PoolExhaustedError, QuotaExceededError, LimitExceededError, PrefixNotFoundError,
         PinNotFoundError, UnavailableError, DeadlineExceededError.
         """
-        wish = LeaseWish(tokens, Dense() if policy is None else policy, prefix, lease_ahead)
+        wish = LeaseWish(tokens, Dense() if policy is None else policy, prefix, lease_ahead, floor)
         if prompt is None:
             return self.lease_many([wish], wait)[0]
         return lease_prompt(self, wish, Prompt.of(prompt, self.spec.block_size, namespace), wait)

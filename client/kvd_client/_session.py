@@ -74,6 +74,8 @@ class PoolDependent(Dependent, Protocol):
 class LeaseDependent(Dependent, Protocol):
     """A lease, as its session sees it."""
 
+    wanted_floor: int
+
     def revoke(self, cause: str) -> None: ...
     def unsaid_progress(self) -> pb.LeaseProgress | None: ...
 
@@ -288,12 +290,21 @@ class Session:
             case "renewed":
                 self._settle()
             case "pressure":
-                self.events.put(Pressure(response.pressure.pool, response.pressure.wanted_blocks))
+                self._pressed(response.pressure)
             case "offered":
                 offered = response.offered
                 self.offers.put(Offer(offered.pool, offered.key, offered.lease_id))
             case "draining":
                 self.events.put(Draining())
+
+    def _pressed(self, pressure: pb.Pressure) -> None:
+        """Every lease that would help knows it, whoever reads the events."""
+        for compressible in pressure.compressible:
+            lease = self._leases.get(compressible.lease_id)
+            if lease is not None:
+                lease.wanted_floor = compressible.floor_tokens
+        asked = tuple(compressible.lease_id for compressible in pressure.compressible)
+        self.events.put(Pressure(pressure.pool, pressure.wanted_blocks, asked))
 
     def _settle(self) -> None:
         """Give back what calls that broke off left with nobody: a worker may make no further call."""

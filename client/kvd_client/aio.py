@@ -30,7 +30,7 @@ AWAITED = {
     },
     Lease: {
         *("extend", "trim", "seal", "seal_prompt", "release", "compress", "observe"),
-        *("publish", "transfer", "fork"),
+        *("publish", "transfer", "fork", "rest", "wake"),
     },
     Match: {"release"},
 }

@@ -12,6 +12,8 @@ from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
 
 NOT_FINITE = "accumulated scores are NaN or infinite; observe the lease again"
+NO_KEYDIFF = "keydiff scores on the host only so far; compress this lease with snapkv, span or streaming"
+NAN_KEYS = "keys are NaN or infinite; check what was written"
 NAN_SCORES = "attention scores are NaN or infinite; check the queries and keys written"
 WRONG_LSE = "row_lse is not that of these queries and keys; correct it or leave it out"
 LSE_TOLERANCE = 0.05  # a row's attention may miss 1 by this when its log-sum-exp came in low precision
@@ -59,6 +61,10 @@ class Backend(Protocol):
 
     def heavy_tokens(self, planes: KVPlanes, plan: CompressPlan, recent: int) -> TokenSelection:
         """Sinks, the largest accumulated attention (H2O) outside them, and the `recent` last slots."""
+        ...
+
+    def distinct_tokens(self, planes: KVPlanes, plan: CompressPlan, recent: int) -> TokenSelection:
+        """Sinks, the keys that differ most from all others (KeyDiff) outside them, and the `recent` last."""
         ...
 
     def observe(self, planes: KVPlanes, queries: WindowQueries) -> None:

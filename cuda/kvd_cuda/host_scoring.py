@@ -41,6 +41,10 @@ class HostScoring:
         self._on_step = on_step
         self._attention = TiledAttention(on_step)
 
+    def step(self) -> None:
+        """A step is done."""
+        self._on_step()
+
     def head_ranges(self, planes: KVPlanes) -> Iterator[HeadRange]:
         """All kv heads of all layers, in order, as many at once as SCORES_BYTES hold."""
         step = max(1, SCORES_BYTES // (SLOT_BYTES * max(planes.length, 1)))

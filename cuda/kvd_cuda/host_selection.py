@@ -7,6 +7,7 @@ import numpy as np
 from kvd_cuda.backend import NOT_FINITE, BlockRanks, TokenSelection
 from kvd_cuda.dtypes import FloatArray, IntArray
 from kvd_cuda.errors import KernelInputError
+from kvd_cuda.host_keydiff import distinctness
 from kvd_cuda.host_scoring import HostScoring, WindowScores, top_of
 from kvd_cuda.plan import CompressPlan
 from kvd_cuda.planes import HeadRange, KVPlanes
@@ -58,6 +59,20 @@ def heavy_tokens(planes: KVPlanes, plan: CompressPlan, recent: int) -> TokenSele
         chosen[plan.sinks : plan.sinks + count] = plan.sinks + top
         mass[layer] += _summed(scores[chosen]) / max(_summed(scores), np.finfo(np.float64).tiny)
     return TokenSelection(kept, (mass / planes.kv_heads).astype(np.float32))
+
+
+def distinct_tokens(
+    scoring: HostScoring, planes: KVPlanes, plan: CompressPlan, recent: int
+) -> TokenSelection:
+    """See Backend. No attention is looked at, so nothing is known of its mass."""
+    kept = _with_ends_kept(planes, plan, recent)
+    count = plan.target_tokens - plan.sinks - recent
+    for layer, head in np.ndindex(planes.layers, planes.kv_heads):
+        scores = distinctness(planes, layer, head)
+        top = top_of(scores[plan.sinks : planes.length - recent], count)
+        kept[layer, head, plan.sinks : plan.sinks + count] = plan.sinks + top
+        scoring.step()
+    return TokenSelection(kept, None)
 
 
 def _with_ends_kept(planes: KVPlanes, plan: CompressPlan, window: int) -> IntArray:

@@ -106,6 +106,15 @@ def keep_streaming(length: int, budget: int, sinks: int) -> list[int]:
     return [*range(sinks), *range(length - (budget - sinks), length)]
 
 
+def distinctness(keys: Array) -> DoubleArray:
+    """KeyDiff's scores of keys [length, kv_heads, head_dim]: [kv_heads, length]. Section 3 of its paper."""
+    lengths = np.linalg.norm(keys.astype(np.float64), axis=2, keepdims=True)
+    unit = keys / np.where(lengths == 0, 1, lengths)
+    anchor = unit.mean(axis=0)
+    cosines: DoubleArray = np.einsum("nhd,hd->hn", unit, anchor) / np.linalg.norm(anchor, axis=1)[:, None]
+    return -cosines
+
+
 def block_ranks(pooled: list[DoubleArray], length: int, block_size: int) -> DoubleArray:
     """Span by block: per block the largest, over its tokens, of the mean over layers and heads.
 

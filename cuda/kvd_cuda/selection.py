@@ -66,6 +66,15 @@ def select_heavy(
     return backend.heavy_tokens(planes, plan, recent)
 
 
+def select_distinct(
+    backend: Backend, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries | None
+) -> TokenSelection:
+    """KeyDiff: sinks, the keys that differ most from all others, and the last `window`; nothing is asked."""
+    recent = min(plan.window, planes.length)
+    plan.check_budget(recent)
+    return backend.distinct_tokens(planes, plan, recent)
+
+
 def select_streaming(
     backend: Backend, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries | None
 ) -> TokenSelection:
@@ -82,6 +91,7 @@ SELECTORS: dict[str, Selector] = {
     "span": select_by_votes,
     "span_block": select_blocks,
     "h2o": select_heavy,
+    "keydiff": select_distinct,
     "streaming": select_streaming,
 }
 

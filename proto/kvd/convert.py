@@ -66,6 +66,8 @@ def policy_to_proto(policy: p.Policy) -> pb.Policy:
             )
         case p.H2O(recent, keep, sinks):
             return pb.Policy(h2o=pb.H2OPolicy(sinks=sinks, recent=recent, keep=keep_to_proto(keep)))
+        case p.KeyDiff(recent, keep, sinks):
+            return pb.Policy(keydiff=pb.KeyDiffPolicy(sinks=sinks, recent=recent, keep=keep_to_proto(keep)))
         case p.Span(window, kernel, keep, granularity, sinks):
             return pb.Policy(
                 span=pb.SpanPolicy(
@@ -90,6 +92,9 @@ def policy_from_proto(message: pb.Policy) -> p.Policy:
         return p.SnapKV(snap.window, snap.kernel, snap.pooling, keep_from_proto(snap.keep), snap.sinks)
     if kind == "h2o":
         return p.H2O(message.h2o.recent, keep_from_proto(message.h2o.keep), message.h2o.sinks)
+    if kind == "keydiff":
+        diff = message.keydiff
+        return p.KeyDiff(diff.recent, keep_from_proto(diff.keep), diff.sinks)
     if kind == "span":
         span = message.span
         return p.Span(span.window, span.kernel, keep_from_proto(span.keep), span.granularity, span.sinks)

@@ -20,6 +20,7 @@ KvdError
 |   |-- PoolInUseError           a pool that still has leases
 |   |-- StaleGenerationError     the caller knows an older state of the lease
 |   |-- LeaseBusyError           a compression is under way
+|   |-- LeaseRestingError        it rests; wake it first
 |   |-- BlockNotHeldError        null block, foreign block, or named twice
 |   |-- BlockInUseError          the block holds tokens
 |   |-- ShelfKeyTakenError       another lease is published under that key
@@ -180,6 +181,12 @@ class LeaseBusyError(ConflictError):
     """A compression of this lease is under way; retry when it has answered."""
 
     reason, status = "LEASE_BUSY", "ABORTED"
+
+
+class LeaseRestingError(ConflictError):
+    """The lease rests: whatever it has may be pruned meanwhile. Wake it first."""
+
+    reason = "LEASE_RESTING"
 
 
 class BlockNotHeldError(ConflictError):

@@ -190,6 +190,31 @@ class H2O:
 
 
 @dataclass(frozen=True)
+class KeyDiff:
+    """The keys that differ most from all others, sinks and recent tokens (KeyDiff, Park et al. 2025).
+
+    Looks at keys alone: it needs neither queries nor scores, and does not know what will be asked.
+    """
+
+    recent: int = 32
+    keep: "Keep | float | int" = field(default_factory=lambda: Keep.of(0.5))
+    sinks: int = DEFAULT_SINKS
+    needs_queries: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _as_keep(self)
+        _whole(self, "recent", 0, MAX_WINDOW)
+        _whole(self, "sinks", 0, MAX_WINDOW)
+
+    def target_tokens(self, token_count: int, block_size: int) -> int:
+        """C: the kept amount in whole blocks, or N if that is no less."""
+        return _block_target(Keep.of(self.keep), token_count, block_size, self.sinks + self.recent)
+
+    def __str__(self) -> str:
+        return f"keydiff(sinks={self.sinks}, recent={self.recent}, keep={self.keep})"
+
+
+@dataclass(frozen=True)
 class Span:
     """Whole spans that any window query looked at: max vote, wide max pooling, max over heads.
 
@@ -229,7 +254,7 @@ class Span:
         return f"span({self.granularity}, {amounts})"
 
 
-Policy = Dense | Streaming | SnapKV | H2O | Span
+Policy = Dense | Streaming | SnapKV | H2O | Span | KeyDiff
 
 
 def _block_target(keep: Keep, token_count: int, block_size: int, least: int) -> int:

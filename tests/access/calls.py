@@ -31,6 +31,8 @@ WORKING = frozenset(
         "/kvd.v1.ShareService/Fork",
         "/kvd.v1.ShareService/Publish",
         "/kvd.v1.ShareService/Adopt",
+        "/kvd.v1.ShareService/Rest",
+        "/kvd.v1.ShareService/Wake",
     )
 )
 LOOKING = frozenset(

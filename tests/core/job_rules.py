@@ -147,6 +147,7 @@ class JobRules(Driver):
             done = self.device.finish_compress(lease_id, plan.target_tokens)
         assert (done.tokens_before, done.blocks_before) == before
         assert (done.tokens_kept, done.blocks_after) == (len(lease.slots), len(lease.table))
+        lease.gave += before[1] - len(lease.table) if lease.fate == "resting" else 0
         lease.compressed = len(lease.slots)
         lease.observed = len(lease.slots) if isinstance(plan.policy, H2O) else 0
         lease.generation += 1

@@ -40,7 +40,7 @@ class RestartRules(LeaseRules, JobRules):
         assert [pool.name for pool in recovered.lost_pools] == pools
         fates = {lease_id: lease.fate for lease_id, lease in self.world.leases.items()}
         assert {each.lease_id for each in recovered.leases} == {
-            lease_id for lease_id, fate in fates.items() if fate in ("active", "shelved")
+            lease_id for lease_id, fate in fates.items() if fate in ("active", "resting", "shelved")
         }
         newly = {x for x in busy if fates.get(x) == "lost"}
         assert newly <= {each.lease_id for each in recovered.lost_leases}

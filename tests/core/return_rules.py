@@ -128,6 +128,8 @@ class ReturnRules(Driver):
     def revoke_refusal(self, lease: WorldLease) -> Refusal:
         if lease.busy and lease.ending is None:
             return None
+        if lease.state == "resting":
+            return None
         pending = {"revoke": e.LeaseRevokedError, "expire": e.LeaseExpiredError}
         return pending.get(lease.ending or "", self.world.fate_error(lease))
 

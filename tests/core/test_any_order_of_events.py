@@ -9,6 +9,7 @@ from .fork_rules import ForkRules
 from .hand_rules import HandRules
 from .pin_rules import PinRules
 from .quota_rules import QuotaRules
+from .rest_rules import RestRules
 from .restart_rules import RestartRules, twin
 from .return_rules import ReturnRules
 from .session_rules import SessionRules
@@ -23,7 +24,9 @@ WALKS = 12  # long sequences
 WALK_STEPS = 400  # events in each
 
 
-class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, PinRules, HandRules, ForkRules, QuotaRules):
+class AnyOrderOfEvents(
+    SessionRules, RestartRules, ReturnRules, RestRules, PinRules, HandRules, ForkRules, QuotaRules
+):
     """All rules together; after each of them everything is compared."""
 
     looks = 0
@@ -71,6 +74,7 @@ class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, PinRules, HandRu
         assert found.generation == lease.generation
         assert found.sealed_blocks == lease.sealed
         assert (found.compressed_length, found.observed_length) == (lease.compressed, lease.observed)
+        assert (found.floor, found.gave_blocks) == (lease.floor, lease.gave)
         shown = int(self.device.fences.words[found.fence_slot])
         if lease.state == "active":
             assert shown == lease.lease_id << 24 | lease.generation
@@ -88,7 +92,7 @@ class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, PinRules, HandRu
 
     def every_token_is_where_it_should_be(self) -> None:
         for lease in self.world.leases.values():
-            if lease.state not in ("active", "shelved"):
+            if lease.state not in ("active", "shelved", "resting"):
                 continue
             pool = self.world.pool_of(lease)
             for slot, position in enumerate(lease.slots):
@@ -98,7 +102,7 @@ class AnyOrderOfEvents(SessionRules, RestartRules, ReturnRules, PinRules, HandRu
     def positions_follow_from_length_and_position(self) -> None:
         for lease in self.world.leases.values():
             length, position = lease.known
-            if lease.state in ("active", "shelved"):
+            if lease.state in ("active", "shelved", "resting"):
                 for slot in range(lease.compressed, length):
                     assert lease.slots[slot] == self.world.expected_position(lease, slot, length, position)
 
@@ -131,6 +135,7 @@ CALM = {
     "time_passes": 0.4,
     "malformed": 0.4,
     "compress": 2,
+    "press": 3,
 }
 """How often a rule is taken compared to the others: sessions live long enough to fill the pool."""
 

@@ -92,6 +92,8 @@ class WorldLease:
     pending: list[int] = field(default_factory=list)
     destination: list[int] = field(default_factory=list)
     shelved: WorldShelved | None = None
+    floor: int = 0
+    gave: int = 0
     branches: list[tuple[int, int]] = field(default_factory=list)
     copying: tuple[int, int] | None = None
 
@@ -219,6 +221,7 @@ class World:
             "revoked": e.LeaseRevokedError,
             "expired": e.LeaseExpiredError,
             "shelved": None,
+            "resting": e.LeaseRestingError,
         }[lease.state]
 
     # -- what happens -------------------------------------------------------------------------
@@ -320,7 +323,7 @@ class World:
                 lease.table, lease.slots, lease.pending = [], [], []
                 lease.sealed = lease.compressed = lease.observed = 0
                 lease.known = 0, lease.known[1]
-                lease.fate = "lost" if lease.fate == "active" else lease.fate
+                lease.fate = "lost" if lease.fate in ("active", "resting") else lease.fate
 
     def restore(self, saved: WorldLease) -> None:
         current = self.leases[saved.lease_id]

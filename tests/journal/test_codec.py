@@ -124,7 +124,8 @@ def test_what_cannot_be_read_back_as_it_was_is_not_written() -> None:
 
 def test_an_earlier_version_that_knew_fewer_fields_is_read() -> None:
     earlier = [
-        (name, [each for each in names if each not in ("scratch", "pin_id")]) for name, names in SCHEMA
+        (name, [each for each in names if each not in ("scratch", "pin_id", "floor")])
+        for name, names in SCHEMA
     ]
     code = next(i for i, (name, _) in enumerate(SCHEMA) if name == "LeaseWish")
     written = b"o" + bytes([code]) + encode(5) + encode(Dense()) + encode(())

@@ -33,8 +33,21 @@ def expected_rows(lease: Lease, plan: CompressPlan, queries: WindowQueries) -> d
         keys, asked = lease.keys[layer], query_values(queries, layer)
         weights = reference.attention_weights(asked, keys)
         for head in range(lease.planes.kv_heads):
-            rows[layer, head] = _row(plan, weights, keys.shape[1], head)
+            if plan.method == "keydiff":
+                rows[layer, head] = _distinct(plan, keys, head)
+            else:
+                rows[layer, head] = _row(plan, weights, keys.shape[1], head)
     return rows
+
+
+def _distinct(plan: CompressPlan, keys: np.ndarray, head: int) -> KeptRow:
+    """Cosines are about 1 in size, so the gap at the cut is taken as it is."""
+    length = len(keys)
+    scores = reference.distinctness(keys)[head][: length - plan.window]
+    slots = reference.keep_top(scores, length, plan.target_tokens, plan.sinks)
+    ranked = np.sort(scores[plan.sinks :])[::-1]
+    count = plan.target_tokens - plan.sinks - plan.window
+    return KeptRow(slots, float(ranked[count - 1] - ranked[count]), float("nan"))
 
 
 def pooled_votes(lease: Lease, plan: CompressPlan, queries: WindowQueries) -> list[np.ndarray]:

@@ -71,7 +71,7 @@ def test_voting_methods_without_queries_or_window_say_what_they_need() -> None:
         compress(BACKEND, lease.planes, replace(SNAPKV, window=0), queries)
 
 
-@pytest.mark.parametrize("method", ["h2o", "streaming"])
+@pytest.mark.parametrize("method", ["h2o", "keydiff", "streaming"])
 def test_the_bound_holds_for_ten_thousand_generated_tokens_cut_once_a_block(method: str) -> None:
     rng = np.random.default_rng(5)
     shape = Shape(layers=1, kv_heads=1, group=1, head_dim_k=8, head_dim_v=8, length=64, dtype="bfloat16")

@@ -48,6 +48,8 @@ _LEASE_FIELDS = (
     "sink_blocks",
     "policy",
     "blocks_saved",
+    "gave_blocks",
+    "floor_tokens",
     "scratch",
 )
 _RECOVERY_COUNTS = ("records", "sessions", "leases", "lost_leases", "lost_pools")

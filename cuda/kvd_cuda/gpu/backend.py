@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from kvd_cuda.backend import NOT_FINITE, Backend, BlockRanks, TokenSelection, check_compaction
+from kvd_cuda.backend import NO_KEYDIFF, NOT_FINITE, Backend, BlockRanks, TokenSelection, check_compaction
 from kvd_cuda.dtypes import DoubleArray, IntArray
 from kvd_cuda.errors import KernelInputError
 from kvd_cuda.gpu.device import KernelDevice, rounded
@@ -98,6 +98,10 @@ class CudaBackend(Backend):
                 raise KernelInputError(NOT_FINITE)
             chosen.take(device, columns, (kept, masses), 1 / np.maximum(totals, np.finfo(np.float64).tiny))
         return chosen.selection()
+
+    def distinct_tokens(self, planes: KVPlanes, plan: CompressPlan, recent: int) -> TokenSelection:
+        """See Backend."""
+        raise KernelInputError(NO_KEYDIFF)
 
     def observe(self, planes: KVPlanes, queries: WindowQueries) -> None:
         """See Backend. NaN is found group by group: columns before have been added to."""

@@ -34,6 +34,8 @@ NEEDED: Mapping[str, Role | None] = {
     "/kvd.v1.ShareService/Fork": Role.WORKER,
     "/kvd.v1.ShareService/Publish": Role.WORKER,
     "/kvd.v1.ShareService/Adopt": Role.WORKER,
+    "/kvd.v1.ShareService/Rest": Role.WORKER,
+    "/kvd.v1.ShareService/Wake": Role.WORKER,
     "/kvd.v1.AdminService/GetStatus": Role.READ_ONLY,
     "/kvd.v1.AdminService/ListLeases": Role.READ_ONLY,
     "/kvd.v1.AdminService/GetLease": Role.READ_ONLY,

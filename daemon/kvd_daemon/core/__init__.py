@@ -10,6 +10,7 @@ from .pins import Pin
 from .pool import Pool
 from .quotas import UNLIMITED, Need, Quota
 from .recovering import Losses, Recovered
+from .resting import can_give, is_compressible
 from .results import (
     Change,
     Compressed,
@@ -64,6 +65,8 @@ __all__ = [
     "SessionIdentity",
     "SessionState",
     "Unchanged",
+    "can_give",
     "ids_of",
+    "is_compressible",
     "runs_of",
 ]

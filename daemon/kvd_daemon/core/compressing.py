@@ -13,7 +13,7 @@ from kvd.policy import H2O, Policy, Streaming
 from .blocks import BlockState
 from .free_runs import NO_BLOCKS, IntArray, ids_of, runs_of
 from .jobs import end_job, lend, refuse_scratch
-from .lease import BlockTable, Compacting, Lease, Target
+from .lease import BlockTable, Compacting, Lease, LeaseState, Target
 from .planning import check_queries, choose
 from .pool import Pool
 from .registry import Registry, commit
@@ -43,6 +43,11 @@ def begin_compress(
     commit(lease, progress)
     if target is None:
         return Unchanged(lease)
+    return begin(registry, lease, target, queries)
+
+
+def begin(registry: Registry, lease: Lease, target: Target, queries: QueryShape | None) -> CompressPlan:
+    """What was decided begins."""
     destination, foreign = _take_destination(registry, lease, target)
     lease.job = Compacting(target, destination, lend(registry, lease, queries))
     registry.fences.show(lease)
@@ -87,6 +92,8 @@ def finish_compress(registry: Registry, lease_id: int, kept: int | Sequence[int]
     lease.generation += 1
     saved = blocks_before - len(lease.blocks)
     lease.blocks_saved += saved
+    if lease.fate is LeaseState.RESTING:
+        lease.gave_blocks += saved
     pool.totals.compressions += 1
     pool.totals.blocks_saved += saved
     pool.totals.tokens_dropped += before - lease.length

@@ -35,6 +35,7 @@ from . import (
     recovering,
     rehearsing,
     renewing,
+    resting,
     scrubbing,
     sealing,
 )
@@ -320,6 +321,21 @@ class Device:
         """
         session = self._registry.live_session(session_id, now_ns)
         return compressing.begin_compress(self._registry, session, progress, policy, queries)
+
+    def rest(self, session_id: str, progress: Progress, floor: int | None) -> Lease:
+        """The worker leaves the lease alone; it may be pruned to `floor` tokens (0: not; None: as leased).
+
+        Raises the errors of a lease that is not there, not idle or not where the worker thinks.
+        """
+        return resting.rest(self._registry, self._registry.live_session(session_id), progress, floor)
+
+    def wake(self, session_id: str, lease_id: int) -> Lease:
+        """The worker's again, as it is by now. Raises what `rest` does; LeaseBusyError while it is pruned."""
+        return resting.wake(self._registry, self._registry.live_session(session_id), lease_id)
+
+    def begin_press(self, lease_id: int, policy: Policy) -> CompressPlan | Unchanged:
+        """As `begin_compress`, of a resting lease that can give blocks, for others who need them."""
+        return resting.begin_press(self._registry, lease_id, policy)
 
     def finish_compress(self, lease_id: int, kept: int | Sequence[int]) -> Compressed:
         """The job is done: `kept` tokens, or by block the kept indices into the plan's source.

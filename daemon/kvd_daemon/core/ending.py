@@ -77,7 +77,8 @@ def revoke(registry: Registry, lease_id: int) -> Revoked:
     if lease.fate is LeaseState.SHELVED:  # nobody writes to it
         unshelve(registry, lease)
         return Revoked(lease, 0, deferred=False)
-    refuse_unless_active(lease)
+    if lease.fate is not LeaseState.RESTING:
+        refuse_unless_active(lease)
     _fence(registry, lease, LeaseState.REVOKED)
     return Revoked(lease, len(lease.blocks), deferred=False)
 

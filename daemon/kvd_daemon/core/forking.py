@@ -64,6 +64,7 @@ def _child(registry: Registry, session: Session, parent: Lease, now_ns: int) -> 
         compressed_length=parent.compressed_length,
         observed_length=parent.observed_length,
         fence_slot=registry.fences.take(),
+        floor=parent.floor,
     )
     registry.fences.show(lease)
     registry.leases[lease.lease_id] = session.leases[lease.lease_id] = lease

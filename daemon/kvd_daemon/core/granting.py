@@ -94,6 +94,8 @@ def _check_lease_limits(registry: Registry, session: Session, wishes: Sequence[L
 def _entry(registry: Registry, session: Session, pool: Pool, wish: LeaseWish) -> _Entry:
     spec, pin, shared = pool.spec, None, NO_BLOCKS
     check_tokens(0, wish.tokens)
+    if wish.floor:
+        check_tokens(0, wish.floor)
     if wish.scratch and not isinstance(wish.policy, Dense):
         raise InvalidArgumentError("a scratch lease has neither a policy nor a prefix; leave both away")
     if wish.prefix_hashes or wish.pin_id:
@@ -144,6 +146,8 @@ def _admit(registry: Registry, session: Session, pool: Pool, entry: _Entry, now_
         sealed_blocks=entry.shared.size,
         fence_slot=registry.fences.take(),
     )
+    if wish.floor:
+        lease.floor = wish.floor
     registry.fences.show(lease)
     registry.leases[lease.lease_id] = session.leases[lease.lease_id] = lease
     pool.leases.add(lease.lease_id)

@@ -14,6 +14,8 @@ from .pool import Pool
 from .registry import Registry
 from .session import SessionState
 
+LIVE = (LeaseState.ACTIVE, LeaseState.RESTING)
+
 
 class InvariantError(AssertionError):
     """A bug in kvd: the books do not add up."""
@@ -90,10 +92,10 @@ def _check_lease(registry: Registry, lease: Lease) -> None:
         _hold(settled or lease.fate is LeaseState.SHELVED, f"{name} outlived its session")
     else:
         _hold(session.leases.get(lease.lease_id) is lease, f"{name} is not listed by its session")
-        settled = lease.fate is not LeaseState.ACTIVE or lease.job is not None
+        settled = lease.fate not in LIVE or lease.job is not None
         _hold(session.state is not SessionState.EXPIRED or settled, f"{name} outlived its session's TTL")
     _hold(lease.ending is None or lease.job is not None, f"{name} is idle but waits to end")
-    if lease.fate in (LeaseState.ACTIVE, LeaseState.LOST, LeaseState.SHELVED):
+    if lease.fate in (*LIVE, LeaseState.LOST, LeaseState.SHELVED):
         _hold(lease.length <= lease.capacity, f"{name} has {lease.length} slots in use of {lease.capacity}")
     _hold(lease.length <= lease.position, f"{name} has more slots in use than positions")
     _hold(lease.compressed_length <= lease.length, f"{name}: more explicit positions than slots in use")
@@ -106,7 +108,7 @@ def _check_lease(registry: Registry, lease: Lease) -> None:
     _hold(len(set(lease.table.tolist())) == len(lease.blocks), f"{name} has a block twice")
     if isinstance(lease.job, Lending):
         _hold(lease.job.borrower_lease_id in registry.leases, f"{name} lends queries to nobody")
-    if isinstance(lease.policy, Streaming) and lease.fate is LeaseState.ACTIVE:
+    if isinstance(lease.policy, Streaming) and lease.fate in LIVE:
         wanted = lease.policy.capacity_blocks(lease.block_size)
         _hold(len(lease.blocks) == wanted, f"{name} streams in {len(lease.blocks)} blocks, not {wanted}")
 

@@ -16,7 +16,7 @@ FENCE_GENERATION_BITS = 24  # bits of a fence's word; the lease's id has the oth
 class LeaseState(StrEnum):
     """COMPRESSING is busy with any job: compressing, observing, being scrubbed, lending its queries.
 
-    SHELVED has no session: it was published and waits to be adopted.
+    SHELVED has no session: it was published and waits to be adopted. RESTING is left alone by its worker.
     """
 
     ACTIVE = "active"
@@ -25,6 +25,7 @@ class LeaseState(StrEnum):
     REVOKED = "revoked"
     EXPIRED = "expired"
     SHELVED = "shelved"
+    RESTING = "resting"
 
 
 class Ending(StrEnum):
@@ -187,6 +188,8 @@ class Lease:
     Slots below `compressed_length` have explicit positions, those below `observed_length` running
     scores. The first `sealed_blocks` table entries are shared and immutable; the last of them may be half
     full, of a fork: see `shares_tail`.
+    When blocks are short, it may be pruned to `floor` tokens (0: not at all); `gave_blocks` are what it gave
+    while it rested.
     """
 
     lease_id: int
@@ -210,6 +213,8 @@ class Lease:
     ending: Ending | None = None
     fence_slot: int = 0
     shelved: Shelved | None = None
+    floor: int = 0
+    gave_blocks: int = 0
 
     @property
     def state(self) -> LeaseState:

@@ -9,7 +9,7 @@ from kvd.errors import (
     PoolExhaustedError,
 )
 from kvd.limits import MAX_TOKENS_PER_LEASE
-from kvd.policy import H2O, Policy, SnapKV, Span, Streaming
+from kvd.policy import H2O, KeyDiff, Policy, SnapKV, Span, Streaming
 
 from .forking import shares_scores
 from .lease import Lease, Target
@@ -97,7 +97,7 @@ def _window(policy: Policy, length: int, queries: QueryShape | None) -> int:
         case SnapKV() | Span():
             assert queries is not None, "checked before"
             return min(policy.window, queries.tokens, length)
-        case H2O():
+        case H2O() | KeyDiff():
             return min(policy.recent, length)
         case Streaming():
             return min(policy.window, length)

@@ -37,7 +37,8 @@ class Recovered:
     lost_pools: list[Pool]
 
 
-BACK = (LeaseState.ACTIVE, LeaseState.SHELVED)
+LIVE = (LeaseState.ACTIVE, LeaseState.RESTING)
+BACK = (*LIVE, LeaseState.SHELVED)
 
 
 def recover(registry: Registry, now_ns: int, grace_ns: int, losses: Losses) -> Recovered:
@@ -77,11 +78,11 @@ def _end_jobs(registry: Registry) -> list[Lease]:
 def _lose(registry: Registry, pool: Pool) -> list[Lease]:
     """The pool is no more. Its leases hold nothing; until they are released they say why."""
     leases = [registry.leases[lease_id] for lease_id in sorted(pool.leases)]
-    lost = [lease for lease in leases if lease.fate is LeaseState.ACTIVE]
+    lost = [lease for lease in leases if lease.fate in LIVE]
     for lease in leases:
         lease.blocks = BlockTable(np.zeros(0, np.int32))
         lease.length = lease.sealed_blocks = lease.compressed_length = lease.observed_length = 0
-        if lease.fate is LeaseState.ACTIVE:
+        if lease.fate in LIVE:
             lease.fate = LeaseState.LOST
         if lease.fate is LeaseState.SHELVED:  # whoever adopts is told that it is not there
             unshelve(registry, lease)

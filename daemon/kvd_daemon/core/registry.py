@@ -9,6 +9,7 @@ from kvd.errors import (
     LeaseExpiredError,
     LeaseLostError,
     LeaseNotFoundError,
+    LeaseRestingError,
     LeaseRevokedError,
     LimitExceededError,
     NotOwnerError,
@@ -126,6 +127,7 @@ _REFUSALS: dict[LeaseState, tuple[type[KvdError], str]] = {
     LeaseState.COMPRESSING: (LeaseBusyError, "has a job under way; retry when it has answered"),
     LeaseState.LOST: (LeaseLostError, "lost its bytes with a kernel worker; release it and prefill again"),
     LeaseState.REVOKED: (LeaseRevokedError, "was revoked by an operator; stop writing and release it"),
+    LeaseState.RESTING: (LeaseRestingError, "rests; wake it first"),
     LeaseState.EXPIRED: (LeaseExpiredError, "expired with its session; open a new session and lease again"),
 }
 

@@ -25,7 +25,8 @@ class Progress:
 class LeaseWish:
     """One sequence to be: room for `tokens` (a shared prefix included).
 
-    A soft pin of `pin_id` becomes the lease's prefix; `prefix_hashes` are its hashes then, or none.
+    A soft pin of `pin_id` becomes the lease's prefix; `prefix_hashes` are its hashes then, or none. The lease
+    may be pruned to `floor` tokens when blocks are short (0: not at all).
     """
 
     tokens: int
@@ -33,6 +34,7 @@ class LeaseWish:
     prefix_hashes: Sequence[bytes] = ()
     scratch: bool = False
     pin_id: int = 0
+    floor: int = 0
 
 
 @dataclass(frozen=True)

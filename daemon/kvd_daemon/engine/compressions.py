@@ -85,6 +85,15 @@ class Compressions:
                 compressed = self._finish(plan, done)
                 return conclude(Outcome(plan.lease, compressed, done.kernel_ns, done.mass_retained))
 
+    async def press(self, lease_id: int, policy: Policy) -> None:
+        """Prune a resting lease. Raises what Device.begin_press does, and as `compress` does."""
+        with self._device.batch():
+            plan = self._device.begin_press(lease_id, policy)
+        if isinstance(plan, CompressPlan):
+            done = await self._carry_out(plan, Given())
+            with self._device.batch():
+                self._finish(plan, done)
+
     async def _carry_out(self, plan: CompressPlan, given: Given) -> Done:
         lease_id = plan.lease.lease_id
         try:

@@ -28,6 +28,7 @@ from .health import Health
 from .inheritance import Inheritance
 from .leases import Leases
 from .pools import Pools
+from .pressing import Pressing
 from .probing import Probing
 from .requests import Requests
 from .revocations import Revocations
@@ -42,7 +43,7 @@ MAX_TICK_S = 1.0  # seconds; what has no event of its own, a TTL that passed, is
 IDLE_BEFORE_CHECK_S = 0.5  # without a call for this long, the invariants are checked; probes come each second
 CHECK_INTERVAL_S = 10.0  # at most this often
 DRAIN_POLL_S = 0.02  # seconds between two looks at the leases that a drain waits for
-HELD = (LeaseState.ACTIVE, LeaseState.COMPRESSING, LeaseState.SHELVED)
+HELD = (LeaseState.ACTIVE, LeaseState.COMPRESSING, LeaseState.SHELVED, LeaseState.RESTING)
 LOG = logging.getLogger("kvd.engine")
 
 
@@ -95,6 +96,8 @@ class Engine:
         self.handing = Handing(self.device, self.gate, self.sessions)
         self.sharing = Sharing(self.device, self.gate, exhaustion)
         self.compressions = Compressions(self.device, self._kernel, exhaustion, self.revocations)
+        self.pressing = Pressing(self.device, self.compressions, self.spawn)
+        exhaustion.on_pressure(self.pressing.relieve)
         self._reload_listeners: list[Callable[[Settings], None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._last_call_s = time.monotonic()

@@ -19,11 +19,20 @@ class Revoked:
 
 
 @dataclass(frozen=True)
+class Compressible:
+    """A lease that its worker leased as one to be pruned to `floor` tokens when blocks are short."""
+
+    lease_id: int
+    floor: int
+
+
+@dataclass(frozen=True)
 class Pressure:
-    """Others wait for blocks of a pool."""
+    """Others wait for blocks of a pool; the session's `compressible` leases there would help."""
 
     pool: str
     wanted_blocks: int
+    compressible: tuple[Compressible, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """What happens when blocks run out: the caller is told what helps, the holders are asked for some."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from kvd.errors import KvdError, PoolExhaustedError, QuotaExceededError
-from kvd_daemon.core import Device
+from kvd_daemon.core import Device, LeaseState, is_compressible
 
-from .events import Pressure
+from .events import Compressible, Pressure
 from .sessions import OpenSession
 
 RETRY_AFTER_NS = 40_000_000  # ns; a few decode steps, in which sequences end and blocks come back
@@ -22,6 +23,11 @@ class Exhaustion:
         self._device = device
         self._sessions = sessions
         self._pressed_ns: dict[tuple[str, str], int] = {}
+        self._relieve: Callable[[str, int, list[OpenSession]], None] | None = None
+
+    def on_pressure(self, relieve: "Callable[[str, int, list[OpenSession]], None]") -> None:
+        """`relieve` is told the pool, how many blocks are wanted, and who could give some."""
+        self._relieve = relieve
 
     def explained(self, error: Short, tenant: str, now_ns: int, waiting_blocks: int = 0) -> KvdError:
         """The same with what would help, and a time to retry unless no waiting helps.
@@ -53,8 +59,11 @@ class Exhaustion:
         if now_ns - last_ns < PRESSURE_INTERVAL_NS:
             return
         self._pressed_ns[pool, of] = now_ns
-        for opened in self._holders(pool, tenant, of):
-            opened.outbox.put(pressure)
+        holders = self._holders(pool, tenant, of)
+        for opened in holders:
+            opened.outbox.put(replace(pressure, compressible=_compressible(opened, pool)))
+        if self._relieve is not None:
+            self._relieve(pool, pressure.wanted_blocks, holders)
 
     def _holders(self, pool: str, tenant: str, of: str) -> list[OpenSession]:
         """Sessions that could give blocks of `pool` to `tenant`, those that hold most first.
@@ -71,6 +80,15 @@ class Exhaustion:
             if blocks:
                 held.append((blocks, opened))
         return [opened for _, opened in sorted(held, key=lambda one: -one[0])]
+
+
+def _compressible(opened: OpenSession, pool: str) -> tuple[Compressible, ...]:
+    """Its leases that may be pruned and do not rest: only their worker can."""
+    return tuple(
+        Compressible(lease.lease_id, lease.floor)
+        for lease in opened.session.leases.values()
+        if lease.pool == pool and lease.fate is LeaseState.ACTIVE and is_compressible(lease)
+    )
 
 
 def _pool_exhausted(facts: dict[str, str]) -> PoolExhaustedError:

@@ -59,6 +59,14 @@ class Leases:
         """Raises what Device.release_blocks does."""
         return self._device.release_blocks(opened.session_id, progress, block_ids)
 
+    def rest(self, opened: OpenSession, progress: Progress, floor: int | None) -> Lease:
+        """Raises what Device.rest does."""
+        return self._device.rest(opened.session_id, progress, floor)
+
+    def wake(self, opened: OpenSession, lease_id: int) -> Lease:
+        """Raises what Device.wake does."""
+        return self._device.wake(opened.session_id, lease_id)
+
     def release(self, opened: OpenSession, lease_ids: Sequence[int]) -> None:
         """Raises what Device.release does."""
         self._device.release(opened.session_id, lease_ids)

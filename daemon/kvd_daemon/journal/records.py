@@ -12,7 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
-from kvd.policy import H2O, Dense, Dual, SnapKV, Span, Streaming
+from kvd.policy import H2O, Dense, Dual, KeyDiff, SnapKV, Span, Streaming
 from kvd_daemon.core import Device, Lease, Pool, Session
 
 from .calls import ToldCall
@@ -111,5 +111,6 @@ _DIGESTS: dict[type[Any], Callable[[Any, int], int]] = {
     Session: lambda session, before: _digest_of_text((session.session_id, session.renewed_ns), before),
     Pool: lambda pool, before: _digest_of_text((pool.name, pool.pool_id, pool.counts), before),
     np.ndarray: lambda array, before: crc32(array.tobytes(), before),
-    **dict.fromkeys((bool, int, str, type(None), Dense, Streaming, SnapKV, Dual, H2O, Span), _digest_of_text),
+    **dict.fromkeys((bool, int, str, type(None)), _digest_of_text),
+    **dict.fromkeys((Dense, Streaming, SnapKV, Dual, H2O, Span, KeyDiff), _digest_of_text),
 }

@@ -28,6 +28,10 @@ class AnnouncingBackend(Backend):
         """See Backend."""
         return self._backend.heavy_tokens(planes, plan, recent)
 
+    def distinct_tokens(self, planes: KVPlanes, plan: CompressPlan, recent: int) -> TokenSelection:
+        """See Backend."""
+        return self._backend.distinct_tokens(planes, plan, recent)
+
     def observe(self, planes: KVPlanes, queries: WindowQueries) -> None:
         """See Backend."""
         self._announce()

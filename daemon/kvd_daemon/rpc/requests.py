@@ -23,7 +23,7 @@ def progress_of(message: pb.LeaseProgress) -> Progress:
 def wish_of(item: pb.LeaseItem, scratch: bool) -> LeaseWish:
     """Raises InvalidArgumentError on a policy that makes no sense."""
     policy = policy_from_proto(item.policy) if item.HasField("policy") else DENSE
-    return LeaseWish(item.tokens, policy, list(item.prefix_hashes), scratch, item.pin_id)
+    return LeaseWish(item.tokens, policy, list(item.prefix_hashes), scratch, item.pin_id, item.floor_tokens)
 
 
 def wait_of(request: Waiting, time_remaining: Callable[[], float | None]) -> int:

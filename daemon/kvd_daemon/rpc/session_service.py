@@ -88,8 +88,13 @@ class SessionService(Answering, kvd_pb2_grpc.SessionServiceServicer):
                 response.renewed.SetInParent()
             case events.Revoked(lease_id, cause):
                 response.revoked.CopyFrom(pb.LeaseRevoked(lease_id=lease_id, cause=cause))
-            case events.Pressure(pool, wanted_blocks):
-                response.pressure.CopyFrom(pb.Pressure(pool=pool, wanted_blocks=wanted_blocks))
+            case events.Pressure(pool, wanted_blocks, compressible):
+                leases = [
+                    pb.CompressibleLease(lease_id=lease.lease_id, floor_tokens=lease.floor)
+                    for lease in compressible
+                ]
+                pressure = pb.Pressure(pool=pool, wanted_blocks=wanted_blocks, compressible=leases)
+                response.pressure.CopyFrom(pressure)
             case events.Offered(pool, key, lease_id):
                 response.offered.CopyFrom(pb.Offered(pool=pool, key=key, lease_id=lease_id))
             case events.Draining():

@@ -69,6 +69,27 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
         return answer
 
     @answered
+    async def Rest(self, request: pb.RestRequest, context: Context) -> pb.RestResponse:
+        opened = self.engine.sessions.by_token(request.session_token)
+        return await once(self.engine, opened, request, lambda: self._rest(opened, request))
+
+    def _rest(self, opened: OpenSession, request: pb.RestRequest) -> pb.RestResponse:
+        floor = request.floor_tokens if request.HasField("floor_tokens") else None
+        self.engine.leases.rest(opened, progress_of(request.progress), floor)
+        return pb.RestResponse(epoch=self.engine.epoch)
+
+    @answered
+    async def Wake(self, request: pb.WakeRequest, context: Context) -> pb.WakeResponse:
+        opened = self.engine.sessions.by_token(request.session_token)
+        await self.engine.pressing.settled(request.lease_id)
+        return await once(self.engine, opened, request, lambda: self._wake(opened, request))
+
+    def _wake(self, opened: OpenSession, request: pb.WakeRequest) -> pb.WakeResponse:
+        answer = pb.WakeResponse(epoch=self.engine.epoch)
+        show_lease(Change(self.engine.leases.wake(opened, request.lease_id), 0), answer.lease)
+        return answer
+
+    @answered
     async def Publish(self, request: pb.PublishRequest, context: Context) -> pb.PublishResponse:
         opened = self.engine.sessions.by_token(request.session_token)
         return await once(self.engine, opened, request, lambda: self._publish(opened, request))

@@ -132,6 +132,8 @@ def lease_info(engine: Engine, lease: Lease, now_ns: int) -> pb.LeaseInfo:
         sink_blocks=lease.sink_blocks,
         policy=str(lease.policy),
         blocks_saved=lease.blocks_saved,
+        floor_tokens=lease.floor,
+        gave_blocks=lease.gave_blocks,
         create_time=timestamp(engine.wall_ns(lease.created_ns)),
         scratch=lease.scratch,
         **_shelf_fields(lease.shelved, now_ns),

@@ -153,6 +153,7 @@ class Policy(google.protobuf.message.Message):
     SNAPKV_FIELD_NUMBER: builtins.int
     H2O_FIELD_NUMBER: builtins.int
     SPAN_FIELD_NUMBER: builtins.int
+    KEYDIFF_FIELD_NUMBER: builtins.int
     @property
     def dense(self) -> Global___DensePolicy:
         """Keeps everything."""
@@ -173,6 +174,10 @@ class Policy(google.protobuf.message.Message):
     def span(self) -> Global___SpanPolicy:
         """Whole spans that any window query looked at."""
 
+    @property
+    def keydiff(self) -> Global___KeyDiffPolicy:
+        """The keys that differ most; needs no queries."""
+
     def __init__(
         self,
         *,
@@ -181,10 +186,11 @@ class Policy(google.protobuf.message.Message):
         snapkv: Global___SnapKVPolicy | None = ...,
         h2o: Global___H2OPolicy | None = ...,
         span: Global___SpanPolicy | None = ...,
+        keydiff: Global___KeyDiffPolicy | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["dense", b"dense", "h2o", b"h2o", "kind", b"kind", "snapkv", b"snapkv", "span", b"span", "streaming", b"streaming"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["dense", b"dense", "h2o", b"h2o", "kind", b"kind", "snapkv", b"snapkv", "span", b"span", "streaming", b"streaming"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["dense", "streaming", "snapkv", "h2o", "span"] | None: ...
+    def HasField(self, field_name: typing.Literal["dense", b"dense", "h2o", b"h2o", "keydiff", b"keydiff", "kind", b"kind", "snapkv", b"snapkv", "span", b"span", "streaming", b"streaming"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dense", b"dense", "h2o", b"h2o", "keydiff", b"keydiff", "kind", b"kind", "snapkv", b"snapkv", "span", b"span", "streaming", b"streaming"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["dense", "streaming", "snapkv", "h2o", "span", "keydiff"] | None: ...
 
 Global___Policy: typing_extensions.TypeAlias = Policy
 
@@ -291,6 +297,35 @@ class H2OPolicy(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["keep", b"keep", "recent", b"recent", "sinks", b"sinks"]) -> None: ...
 
 Global___H2OPolicy: typing_extensions.TypeAlias = H2OPolicy
+
+@typing.final
+class KeyDiffPolicy(google.protobuf.message.Message):
+    """KeyDiff."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SINKS_FIELD_NUMBER: builtins.int
+    RECENT_FIELD_NUMBER: builtins.int
+    KEEP_FIELD_NUMBER: builtins.int
+    sinks: builtins.int
+    """Sink tokens, kept and locked."""
+    recent: builtins.int
+    """Last tokens, always kept."""
+    @property
+    def keep(self) -> Global___Keep:
+        """Tokens kept in all, sinks and recent included."""
+
+    def __init__(
+        self,
+        *,
+        sinks: builtins.int = ...,
+        recent: builtins.int = ...,
+        keep: Global___Keep | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["keep", b"keep"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["keep", b"keep", "recent", b"recent", "sinks", b"sinks"]) -> None: ...
+
+Global___KeyDiffPolicy: typing_extensions.TypeAlias = KeyDiffPolicy
 
 @typing.final
 class SpanPolicy(google.protobuf.message.Message):
@@ -586,19 +621,47 @@ class Pressure(google.protobuf.message.Message):
 
     POOL_FIELD_NUMBER: builtins.int
     WANTED_BLOCKS_FIELD_NUMBER: builtins.int
+    COMPRESSIBLE_FIELD_NUMBER: builtins.int
     pool: builtins.str
     """Pool that runs short."""
     wanted_blocks: builtins.int
     """Blocks wanted."""
+    @property
+    def compressible(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CompressibleLease]:
+        """Leases of this session in that pool whose worker wants them pruned now (LeaseItem.floor_tokens)."""
+
     def __init__(
         self,
         *,
         pool: builtins.str = ...,
         wanted_blocks: builtins.int = ...,
+        compressible: collections.abc.Iterable[Global___CompressibleLease] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["pool", b"pool", "wanted_blocks", b"wanted_blocks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["compressible", b"compressible", "pool", b"pool", "wanted_blocks", b"wanted_blocks"]) -> None: ...
 
 Global___Pressure: typing_extensions.TypeAlias = Pressure
+
+@typing.final
+class CompressibleLease(google.protobuf.message.Message):
+    """A lease that may be pruned."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: builtins.int
+    FLOOR_TOKENS_FIELD_NUMBER: builtins.int
+    lease_id: builtins.int
+    """The lease."""
+    floor_tokens: builtins.int
+    """Tokens it keeps at least."""
+    def __init__(
+        self,
+        *,
+        lease_id: builtins.int = ...,
+        floor_tokens: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["floor_tokens", b"floor_tokens", "lease_id", b"lease_id"]) -> None: ...
+
+Global___CompressibleLease: typing_extensions.TypeAlias = CompressibleLease
 
 @typing.final
 class Draining(google.protobuf.message.Message):
@@ -859,11 +922,16 @@ class LeaseItem(google.protobuf.message.Message):
     POLICY_FIELD_NUMBER: builtins.int
     PREFIX_HASHES_FIELD_NUMBER: builtins.int
     PIN_ID_FIELD_NUMBER: builtins.int
+    FLOOR_TOKENS_FIELD_NUMBER: builtins.int
     tokens: builtins.int
     """Tokens to make room for, shared prefix included."""
     pin_id: builtins.int
     """A match of this session's, which becomes the lease's prefix and ends; `prefix_hashes` are its hashes
     then, or none. 0: no match. A match that has ended is PIN_NOT_FOUND.
+    """
+    floor_tokens: builtins.int
+    """When blocks are short, the lease may be pruned to so many tokens; 0: not at all. Its worker is asked
+    (Pressure), and while the lease rests (ShareService.Rest) the daemon prunes it itself.
     """
     @property
     def policy(self) -> Global___Policy:
@@ -880,9 +948,10 @@ class LeaseItem(google.protobuf.message.Message):
         policy: Global___Policy | None = ...,
         prefix_hashes: collections.abc.Iterable[builtins.bytes] | None = ...,
         pin_id: builtins.int = ...,
+        floor_tokens: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["policy", b"policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["pin_id", b"pin_id", "policy", b"policy", "prefix_hashes", b"prefix_hashes", "tokens", b"tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["floor_tokens", b"floor_tokens", "pin_id", b"pin_id", "policy", b"policy", "prefix_hashes", b"prefix_hashes", "tokens", b"tokens"]) -> None: ...
 
 Global___LeaseItem: typing_extensions.TypeAlias = LeaseItem
 
@@ -1751,6 +1820,109 @@ class PublishResponse(google.protobuf.message.Message):
 Global___PublishResponse: typing_extensions.TypeAlias = PublishResponse
 
 @typing.final
+class RestRequest(google.protobuf.message.Message):
+    """See ShareService.Rest."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_TOKEN_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
+    FLOOR_TOKENS_FIELD_NUMBER: builtins.int
+    session_token: builtins.bytes
+    """Secret of the session."""
+    request_id: builtins.str
+    """Idempotency key."""
+    floor_tokens: builtins.int
+    """Tokens it keeps at least, 0: all; unset: as it was leased."""
+    @property
+    def progress(self) -> Global___LeaseProgress:
+        """The lease, and how far it is filled."""
+
+    def __init__(
+        self,
+        *,
+        session_token: builtins.bytes = ...,
+        request_id: builtins.str = ...,
+        progress: Global___LeaseProgress | None = ...,
+        floor_tokens: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_floor_tokens", b"_floor_tokens", "floor_tokens", b"floor_tokens", "progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_floor_tokens", b"_floor_tokens", "floor_tokens", b"floor_tokens", "progress", b"progress", "request_id", b"request_id", "session_token", b"session_token"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_floor_tokens", b"_floor_tokens"]) -> typing.Literal["floor_tokens"] | None: ...
+
+Global___RestRequest: typing_extensions.TypeAlias = RestRequest
+
+@typing.final
+class RestResponse(google.protobuf.message.Message):
+    """See ShareService.Rest."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
+
+Global___RestResponse: typing_extensions.TypeAlias = RestResponse
+
+@typing.final
+class WakeRequest(google.protobuf.message.Message):
+    """See ShareService.Wake."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_TOKEN_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    LEASE_ID_FIELD_NUMBER: builtins.int
+    session_token: builtins.bytes
+    """Secret of the session."""
+    request_id: builtins.str
+    """Idempotency key."""
+    lease_id: builtins.int
+    """The lease."""
+    def __init__(
+        self,
+        *,
+        session_token: builtins.bytes = ...,
+        request_id: builtins.str = ...,
+        lease_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lease_id", b"lease_id", "request_id", b"request_id", "session_token", b"session_token"]) -> None: ...
+
+Global___WakeRequest: typing_extensions.TypeAlias = WakeRequest
+
+@typing.final
+class WakeResponse(google.protobuf.message.Message):
+    """See ShareService.Wake."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    LEASE_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    @property
+    def lease(self) -> Global___LeaseState:
+        """The lease, its table whole."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        lease: Global___LeaseState | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "lease", b"lease"]) -> None: ...
+
+Global___WakeResponse: typing_extensions.TypeAlias = WakeResponse
+
+@typing.final
 class AdoptRequest(google.protobuf.message.Message):
     """See ShareService.Adopt."""
 
@@ -2091,6 +2263,8 @@ class LeaseInfo(google.protobuf.message.Message):
     SHELF_KEY_FIELD_NUMBER: builtins.int
     TO_SESSION_FIELD_NUMBER: builtins.int
     SHELF_TTL_FIELD_NUMBER: builtins.int
+    FLOOR_TOKENS_FIELD_NUMBER: builtins.int
+    GAVE_BLOCKS_FIELD_NUMBER: builtins.int
     lease_id: builtins.int
     """The lease."""
     pool: builtins.str
@@ -2100,7 +2274,7 @@ class LeaseInfo(google.protobuf.message.Message):
     tenant: builtins.str
     """Its tenant."""
     state: builtins.str
-    """"active", "compressing", "lost", "revoked", "expired" or "shelved" (published, without a session)."""
+    """"active", "compressing", "resting", "lost", "revoked", "expired" or "shelved" (published, no session)."""
     generation: builtins.int
     """Fencing token."""
     length: builtins.int
@@ -2123,6 +2297,10 @@ class LeaseInfo(google.protobuf.message.Message):
     """Of a shelved one: the key it waits under."""
     to_session: builtins.str
     """Of a shelved one: the session that alone may adopt it, if there is one."""
+    floor_tokens: builtins.int
+    """Tokens it may be pruned to when blocks are short; 0: none."""
+    gave_blocks: builtins.int
+    """Blocks it gave to others while it rested."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it was leased."""
@@ -2152,9 +2330,11 @@ class LeaseInfo(google.protobuf.message.Message):
         shelf_key: builtins.str = ...,
         to_session: builtins.str = ...,
         shelf_ttl: google.protobuf.duration_pb2.Duration | None = ...,
+        floor_tokens: builtins.int = ...,
+        gave_blocks: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time", "shelf_ttl", b"shelf_ttl"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "blocks_saved", b"blocks_saved", "create_time", b"create_time", "generation", b"generation", "lease_id", b"lease_id", "length", b"length", "policy", b"policy", "pool", b"pool", "position", b"position", "scratch", b"scratch", "sealed_blocks", b"sealed_blocks", "session_id", b"session_id", "shelf_key", b"shelf_key", "shelf_ttl", b"shelf_ttl", "sink_blocks", b"sink_blocks", "state", b"state", "tenant", b"tenant", "to_session", b"to_session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "blocks_saved", b"blocks_saved", "create_time", b"create_time", "floor_tokens", b"floor_tokens", "gave_blocks", b"gave_blocks", "generation", b"generation", "lease_id", b"lease_id", "length", b"length", "policy", b"policy", "pool", b"pool", "position", b"position", "scratch", b"scratch", "sealed_blocks", b"sealed_blocks", "session_id", b"session_id", "shelf_key", b"shelf_key", "shelf_ttl", b"shelf_ttl", "sink_blocks", b"sink_blocks", "state", b"state", "tenant", b"tenant", "to_session", b"to_session"]) -> None: ...
 
 Global___LeaseInfo: typing_extensions.TypeAlias = LeaseInfo
 

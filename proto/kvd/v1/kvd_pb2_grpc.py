@@ -618,6 +618,16 @@ class ShareServiceStub(object):
                 request_serializer=kvd_dot_v1_dot_kvd__pb2.AdoptRequest.SerializeToString,
                 response_deserializer=kvd_dot_v1_dot_kvd__pb2.AdoptResponse.FromString,
                 _registered_method=True)
+        self.Rest = channel.unary_unary(
+                '/kvd.v1.ShareService/Rest',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.RestRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.RestResponse.FromString,
+                _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/kvd.v1.ShareService/Wake',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.WakeRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.WakeResponse.FromString,
+                _registered_method=True)
 
 
 class ShareServiceServicer(object):
@@ -675,6 +685,22 @@ class ShareServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rest(self, request, context):
+        """The caller leaves the lease alone until Wake. Meanwhile it may be pruned by a policy that needs no queries
+        (KeyDiff), down to its floor, when others need blocks. Errors: those of Extend.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Wake(self, request, context):
+        """The lease as it is by now, when a pruning under way has ended; harmless of one that does not rest.
+        Errors: those of Extend.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShareServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -707,6 +733,16 @@ def add_ShareServiceServicer_to_server(servicer, server):
                     servicer.Adopt,
                     request_deserializer=kvd_dot_v1_dot_kvd__pb2.AdoptRequest.FromString,
                     response_serializer=kvd_dot_v1_dot_kvd__pb2.AdoptResponse.SerializeToString,
+            ),
+            'Rest': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rest,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.RestRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.RestResponse.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.WakeRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.WakeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -873,6 +909,60 @@ class ShareService(object):
             '/kvd.v1.ShareService/Adopt',
             kvd_dot_v1_dot_kvd__pb2.AdoptRequest.SerializeToString,
             kvd_dot_v1_dot_kvd__pb2.AdoptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.ShareService/Rest',
+            kvd_dot_v1_dot_kvd__pb2.RestRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.RestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.ShareService/Wake',
+            kvd_dot_v1_dot_kvd__pb2.WakeRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.WakeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -622,7 +622,39 @@ _ShareServiceAdoptType = typing_extensions.TypeVar(
     ],
 )
 
-class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinType, _ShareServiceUnpinType, _ShareServiceForkType, _ShareServicePublishType, _ShareServiceAdoptType]):
+_ShareServiceRestType = typing_extensions.TypeVar(
+    '_ShareServiceRestType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.RestRequest,
+        kvd.v1.kvd_pb2.RestResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.RestRequest,
+        kvd.v1.kvd_pb2.RestResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.RestRequest,
+        kvd.v1.kvd_pb2.RestResponse,
+    ],
+)
+
+_ShareServiceWakeType = typing_extensions.TypeVar(
+    '_ShareServiceWakeType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.WakeRequest,
+        kvd.v1.kvd_pb2.WakeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.WakeRequest,
+        kvd.v1.kvd_pb2.WakeResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.WakeRequest,
+        kvd.v1.kvd_pb2.WakeResponse,
+    ],
+)
+
+class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinType, _ShareServiceUnpinType, _ShareServiceForkType, _ShareServicePublishType, _ShareServiceAdoptType, _ShareServiceRestType, _ShareServiceWakeType]):
     """Blocks and leases that change hands: prefixes found by their hashes, leases given to other sessions.
     Request ids as in LeaseService.
     """
@@ -653,6 +685,14 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
             kvd.v1.kvd_pb2.AdoptRequest,
             kvd.v1.kvd_pb2.AdoptResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.RestRequest,
+            kvd.v1.kvd_pb2.RestResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.WakeRequest,
+            kvd.v1.kvd_pb2.WakeResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -680,6 +720,14 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
         grpc.aio.UnaryUnaryMultiCallable[
             kvd.v1.kvd_pb2.AdoptRequest,
             kvd.v1.kvd_pb2.AdoptResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.RestRequest,
+            kvd.v1.kvd_pb2.RestResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.WakeRequest,
+            kvd.v1.kvd_pb2.WakeResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -714,6 +762,16 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
     Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, OFFER_NOT_FOUND, LIMIT_EXCEEDED.
     """
 
+    Rest: _ShareServiceRestType
+    """The caller leaves the lease alone until Wake. Meanwhile it may be pruned by a policy that needs no queries
+    (KeyDiff), down to its floor, when others need blocks. Errors: those of Extend.
+    """
+
+    Wake: _ShareServiceWakeType
+    """The lease as it is by now, when a pruning under way has ended; harmless of one that does not rest.
+    Errors: those of Extend.
+    """
+
 ShareServiceAsyncStub: typing_extensions.TypeAlias = ShareServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.MatchRequest,
@@ -738,6 +796,14 @@ ShareServiceAsyncStub: typing_extensions.TypeAlias = ShareServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.AdoptRequest,
         kvd.v1.kvd_pb2.AdoptResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.RestRequest,
+        kvd.v1.kvd_pb2.RestResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.WakeRequest,
+        kvd.v1.kvd_pb2.WakeResponse,
     ],
 ]
 
@@ -805,6 +871,26 @@ class ShareServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[kvd.v1.kvd_pb2.AdoptResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.AdoptResponse]]:
         """Takes a lease off the shelf, into the caller's session.
         Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, OFFER_NOT_FOUND, LIMIT_EXCEEDED.
+        """
+
+    @abc.abstractmethod
+    def Rest(
+        self,
+        request: kvd.v1.kvd_pb2.RestRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.RestResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.RestResponse]]:
+        """The caller leaves the lease alone until Wake. Meanwhile it may be pruned by a policy that needs no queries
+        (KeyDiff), down to its floor, when others need blocks. Errors: those of Extend.
+        """
+
+    @abc.abstractmethod
+    def Wake(
+        self,
+        request: kvd.v1.kvd_pb2.WakeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.WakeResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.WakeResponse]]:
+        """The lease as it is by now, when a pruning under way has ended; harmless of one that does not rest.
+        Errors: those of Extend.
         """
 
 def add_ShareServiceServicer_to_server(servicer: ShareServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
