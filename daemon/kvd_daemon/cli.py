@@ -24,7 +24,7 @@ from kvd_daemon.device.list_gpus import visible_gpus
 from kvd_daemon.gpu_list import resolved
 from kvd_daemon.processes import allow_many_descriptors, lend_no_descriptor
 from kvd_daemon.run_dir import private_folder
-from kvd_daemon.settings import GPU_SHARINGS, LOG_LEVELS, Settings, read_toml, settings_from
+from kvd_daemon.settings import EVICTIONS, GPU_SHARINGS, LOG_LEVELS, Settings, read_toml, settings_from
 from kvd_daemon.settings_page import page
 from kvd_daemon.supervisor import OPERATOR_MISTAKE, Operator, Supervisor, handoff
 from kvd_daemon.supervisor.claims import Claims
@@ -141,6 +141,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--session-ttl", metavar="TIME", help='silence after which a session expires ("30s")')
     parser.add_argument(
         "--kernel-threads", type=int, metavar="N", help="threads per kernel worker (default 1)"
+    )
+    parser.add_argument(
+        "--eviction", choices=EVICTIONS, help="which cached blocks are evicted first (default 2q)"
     )
     parser.add_argument(
         "--drain-timeout", metavar="TIME", help='time that leases get to end after SIGTERM (default "0s")'

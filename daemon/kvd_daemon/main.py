@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from kvd_daemon.access.serving_limits import FIXED_AT_START
 from kvd_daemon.attach import AttachServer
 from kvd_daemon.channel import Channel
 from kvd_daemon.connection_watch import watch_connections
+from kvd_daemon.core import Limits
 from kvd_daemon.device.cuda import memory_bytes, open_gpu
 from kvd_daemon.device.host import HostMemory
 from kvd_daemon.device.protocol import DeviceMemory
@@ -122,7 +123,7 @@ async def serve(
     """Until somebody wants an end; answers which one."""
     device, byte_count = folder.path.name, serving.byte_count
     told = DeviceSettings(device, byte_count, settings.session_ttl_ns, settings.guarding(device))
-    opened = open_state(folder.journal, byte_count, serving.store, CALLS)
+    opened = open_state(folder.journal, byte_count, serving.store, CALLS, Limits(eviction=settings.eviction))
     inheritance = inherit(opened, serving.memory, serving.store)
     engine = Engine(told, serving.memory, command, inheritance)
     supervised = Supervised(channel, engine) if channel is not None else None
@@ -130,6 +131,7 @@ async def serve(
     engine.admission.set_quotas(settings.tenants)
     engine.on_reload(lambda settings: engine.admission.set_quotas(settings.tenants))
     engine.on_reload(_change_log_level)
+    engine.on_reload(lambda settings: _change_eviction(opened.device, settings))
     server, attach = _doors(engine, settings, folder)
     await (server.tcp.try_to_open() if serving.follows else server.tcp.open())
     await server.start()
@@ -241,6 +243,11 @@ def _judge_anew(engine: Engine, settings: Settings) -> None:
 
 def _change_log_level(settings: Settings) -> None:
     logging.getLogger().setLevel(settings.log_level.upper())
+
+
+def _change_eviction(device: RecordingDevice, settings: Settings) -> None:
+    if device.limits.eviction != settings.eviction:
+        device.configure(device.memory_bytes, replace(device.limits, eviction=settings.eviction))
 
 
 def kernel_cache(environ: Mapping[str, str]) -> Path:

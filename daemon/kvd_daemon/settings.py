@@ -27,6 +27,10 @@ MAX_SESSION_TTL_NS = 3600 * 1_000_000_000  # an hour; a longer one never frees a
 MAX_DRAIN_TIMEOUT_NS = 86_400 * 1_000_000_000  # a day; who waits longer does not want it to stop
 MAX_KERNEL_THREADS = 256  # threads of one kernel worker; no socket has more cores, so more is a typing error
 GPU_SHARINGS = ("auto", "descriptors", "legacy")  # how workers get a GPU's memory
+EVICTIONS = (
+    "2q",
+    "lru",
+)  # orders in which cached blocks go (core.eviction); the first is the default
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 _BYTE_UNITS = {"": 1, "b": 1}
@@ -69,6 +73,7 @@ class Settings:
     session_ttl_ns: int = 30_000_000_000
     drain_timeout_ns: int = 0
     kernel_threads: int = 1
+    eviction: str = EVICTIONS[0]
     log_level: str = "info"
     socket_group: str = ""
     listen: str = ""
@@ -97,7 +102,11 @@ class Settings:
             if not isinstance(getattr(self, name), str):
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)!r}; a text in quotes is needed")
         _ = self.listening, self.socket_gid  # each raises if it makes no sense
-        for name, choices in (("log_level", LOG_LEVELS), ("gpu_sharing", GPU_SHARINGS)):
+        for name, choices in (
+            ("log_level", LOG_LEVELS),
+            ("gpu_sharing", GPU_SHARINGS),
+            ("eviction", EVICTIONS),
+        ):
             if getattr(self, name) not in choices:
                 raise InvalidArgumentError(
                     f"{name} {getattr(self, name)!r}; one of {', '.join(choices)} is needed"
@@ -166,6 +175,7 @@ TEXTS = (
     "gpus",
     "memory",
     "gpu_sharing",
+    "eviction",
     "run_dir",
     "socket_group",
     "listen",

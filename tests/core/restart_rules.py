@@ -59,6 +59,6 @@ class RestartRules(LeaseRules, JobRules):
 
 
 def twin(device: Device) -> Device:
-    made = Device(MEMORY_BYTES)
+    made = Device(MEMORY_BYTES, device.limits)
     restore(capture(device).plain(), made)
     return made

@@ -7,6 +7,7 @@ import numpy as np
 from kvd_daemon.core import Device
 from kvd_daemon.core.blocks import Blocks
 from kvd_daemon.core.fences import Fences
+from kvd_daemon.core.prefix import PrefixIndex
 from kvd_daemon.core.quotas import Quotas
 
 PLAIN = (int, float, str, bytes, bool, type(None), Enum)
@@ -22,6 +23,9 @@ def snapshot(thing: object) -> object:
         return snapshot({name: value for name, value in vars(thing).items() if name != "_on_return"})
     if isinstance(thing, Blocks):  # generations may be counted later
         return snapshot((thing.state, thing.generation, thing.tenant, thing.holders, thing.counts))
+    if isinstance(thing, PrefixIndex):  # ages are counted anew by an image
+        order = (thing.order.name, thing.order.image().plain(), thing.cached())
+        return snapshot((thing.names.image().plain(), order, sorted(thing._orphans.items())))
     if isinstance(thing, np.ndarray):
         return thing.tobytes()
     if isinstance(thing, dict):

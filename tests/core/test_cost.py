@@ -4,9 +4,11 @@ import gc
 import sys
 import tracemalloc
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
+from kvd.limits import MAX_SCRATCH_RESERVE
 from kvd_daemon.core import Device, LeaseWish, Progress, SessionIdentity
 
 from .desk import SPEC
@@ -105,5 +107,21 @@ def test_a_million_blocks_take_less_than_two_hundred_bytes_each_even_in_single_p
     pool.free_runs.give([(block, 1) for block in range(1, LARGE, 2)])
     pieces = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert whole < 20 * LARGE
+    assert whole < 40 * LARGE
     assert pieces < BYTES_PER_BLOCK * LARGE
+
+
+def test_a_cached_block_takes_less_than_two_hundred_bytes_with_its_name_and_its_place_in_the_order() -> None:
+    blocks, run = 100_000, 100
+    random = Random(1)
+    tracemalloc.start()
+    device = device_of(blocks + MAX_SCRATCH_RESERVE)
+    for _ in range(blocks // run):
+        lease = device.lease("ann", "pool", [LeaseWish(16 * run)], 0).leases[0]
+        hashes = [random.randbytes(32) for _ in range(run)]
+        device.seal("ann", Progress(lease.lease_id, 1, 16 * run, 16 * run), hashes)
+        device.release("ann", [lease.lease_id])
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert device.pools["pool"].counts.cached == blocks
+    assert taken < BYTES_PER_BLOCK * blocks

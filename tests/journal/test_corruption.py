@@ -18,7 +18,7 @@ from kvd_daemon.journal.snapshots import read_snapshot
 from .shelf import MEMORY_BYTES, copied, opened, shelf
 from .walking import Walk
 
-SMALLEST = JournalSettings(segment_bytes=1_536, reserve_bytes=256)
+SMALLEST = JournalSettings(segment_bytes=1_800, reserve_bytes=256)
 EMPTY = state_of(RecordingDevice(MEMORY_BYTES, Limits()))
 State = object
 

@@ -100,6 +100,7 @@ class Device:
             return _same_spec(self.pools[name], spec), False
         self._check_new_pool(name, spec, blocks)
         pool = self.pools[name] = Pool(name, pool_id, spec, blocks, self._registry.quotas)
+        pool.evict_by(self.limits.eviction)
         return pool, True
 
     def _check_new_pool(self, name: str, spec: KVSpec, blocks: int) -> None:
@@ -382,6 +383,8 @@ class Device:
         """
         self.memory_bytes = max(memory_bytes, self.memory_used_bytes)
         self.limits = self._registry.limits = replace(limits, leases=self.limits.leases)
+        for pool in self.pools.values():
+            pool.evict_by(limits.eviction)
 
     def rehearse(self, now_ns: int) -> None:
         """Walk the way of a lease, up to its grant. Nothing changes, so no journal has to know of it."""

@@ -16,11 +16,13 @@ from kvd.spec import KVSpec
 
 from .blocks import Blocks
 from .device import Device
+from .eviction import OrderImage, restored
 from .free_runs import FreeRuns, IntArray
 from .lease import BlockTable, Lease
+from .names import Names, NamesImage, Node
 from .pins import Pin
 from .pool import Pool, PoolTotals
-from .prefix import Node, PrefixIndex
+from .prefix import PrefixIndex
 from .quotas import Quotas
 from .registry import Registry
 from .session import Session
@@ -46,9 +48,8 @@ class _PoolImage:
     blocks: list["np.ndarray[Any, Any]"]
     free_starts: list[list[int]]
     free_counts: list[IntArray]
-    nodes: dict[int, Node]
-    tenants: list[int]
-    cached: list[int]
+    names: NamesImage
+    order: OrderImage
     held: dict[int, int]
     leases: list[int]
 
@@ -118,16 +119,14 @@ def _pool_image(pool: Pool) -> _PoolImage:
         blocks=[getattr(pool.blocks, name).copy() for name in BLOCK_FIELDS],
         free_starts=starts,
         free_counts=counts,
-        nodes=dict(pool.prefixes.nodes()),
-        tenants=pool.prefixes.tenants(),
-        cached=pool.prefixes.cached(),
+        names=pool.prefixes.names.image(),
+        order=pool.prefixes.order.image(),
         held=dict(pool.holdings.held),
         leases=list(pool.leases),
     )
 
 
 def _pool_plain(pool: _PoolImage) -> Plain:
-    nodes = pool.nodes.values()
     return {
         "name": pool.name,
         "pool_id": pool.pool_id,
@@ -136,12 +135,8 @@ def _pool_plain(pool: _PoolImage) -> Plain:
         "blocks": dict(zip(BLOCK_FIELDS, pool.blocks, strict=True)),
         "free_starts": [np.array(starts, np.int32) for starts in pool.free_starts],
         "free_counts": pool.free_counts,
-        "node_blocks": list(pool.nodes),
-        "node_tenants": [node.tenant for node in nodes],
-        "node_hashes": [node.prefix_hash for node in nodes],
-        "node_parents": [node.parent_hash for node in nodes],
-        "node_order": pool.tenants,
-        "cached": pool.cached,
+        **pool.names.plain(),
+        **pool.order.plain(),
         "held": pool.held,
         "leases": pool.leases,
     }
@@ -205,7 +200,9 @@ def _restored_pool(registry: Registry, plain: Plain) -> Pool:
     columns = (plain["node_tenants"], plain["node_hashes"], plain["node_parents"])
     nodes = [Node(*values) for values in zip(*columns, strict=True)]
     named = dict(zip(plain["node_blocks"], nodes, strict=True))
-    pool.prefixes = PrefixIndex.of(plain["node_order"], named, plain["cached"])
+    pool.prefixes = PrefixIndex(
+        restored(registry.limits.eviction, total, plain), Names.of(named, plain["node_order"])
+    )
     pool.holdings.held = plain["held"]
     pool.holdings.promise()
     return pool

@@ -16,6 +16,8 @@ from kvd.limits import (
     MAX_SHELF_TTL_S,
 )
 
+from .eviction import DEFAULT_EVICTION
+
 MAX_POOLS = 64  # pools; each is two file descriptors in every worker that maps it
 MAX_TENANTS = 30_000  # tenants; an int16 per block remembers the last one
 MAX_LEASES = (1 << 20) - 1  # leases of a device; a fence each, 8 MiB that every worker maps
@@ -27,7 +29,7 @@ MAX_POSITION = 1 << 62  # tokens; an endless stream never gets there
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits an operator may lower."""
+    """The limits an operator may lower; and `eviction`, the order in which cached blocks go."""
 
     pools: int = MAX_POOLS
     blocks_per_pool: int = MAX_BLOCKS_PER_POOL
@@ -37,3 +39,4 @@ class Limits:
     items_per_call: int = MAX_ITEMS_PER_CALL
     hashes_per_call: int = MAX_HASHES_PER_CALL
     pins_per_session: int = MAX_PINS_PER_SESSION
+    eviction: str = DEFAULT_EVICTION

@@ -11,8 +11,10 @@ from kvd.limits import scratch_reserve
 from kvd.spec import KVSpec
 
 from .blocks import BlockCounts, Blocks, BlockState
+from .eviction import Lru, restored
 from .free_runs import FreeRuns, IntArray, Run, runs_of
-from .prefix import Node, PrefixIndex
+from .names import Node
+from .prefix import PrefixIndex
 from .quotas import Holdings, Quotas
 
 FREE, LEASED, SEALED, CACHED = BlockState.FREE, BlockState.LEASED, BlockState.SEALED, BlockState.CACHED
@@ -39,8 +41,15 @@ class Pool:
         self.leases: set[int] = set()
         self.blocks = Blocks(leasable + 1)
         self.free_runs = FreeRuns(1, leasable)
-        self.prefixes = PrefixIndex()
+        self.prefixes = PrefixIndex(Lru(leasable + 1))
         self.holdings = Holdings(quotas, leasable - self.reserve)
+
+    def evict_by(self, order: str) -> None:
+        """Cached blocks go in the order of that name from now on; what the one before knew is taken over."""
+        before = self.prefixes.order
+        if before.name != order:
+            now = restored(order, self.blocks_total, before.image().plain())
+            self.prefixes = PrefixIndex(now, self.prefixes.names)
 
     @property
     def blocks_total(self) -> int:
@@ -93,6 +102,7 @@ class Pool:
             self.blocks.move(runs_of(woken), CACHED, SEALED)
             self.holdings.count(tenant, woken.size)
             self.prefixes.uncache(woken.tolist())
+        self.prefixes.used(ids)
 
     def unshare(self, ids: IntArray, tenant: int) -> None:
         """One holder less of sealed blocks of `tenant`'s, in sequence order.

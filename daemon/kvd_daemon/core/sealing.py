@@ -11,8 +11,9 @@ from kvd.limits import HASH_BYTES
 from .blocks import NULL_BLOCK, BlockState
 from .free_runs import IntArray, runs_of
 from .lease import BlockTable, Lease
+from .names import Node
 from .pool import Pool
-from .prefix import ROOT, Node
+from .prefix import ROOT
 from .registry import Registry, check_hashes, commit
 from .results import Change, Progress
 from .session import Session

@@ -53,15 +53,19 @@ class Inheritance:
 
 
 def open_state(
-    journal: Path, memory_bytes: int, store: DescriptorStore, calls: CallKinds | None = None
+    journal: Path,
+    memory_bytes: int,
+    store: DescriptorStore,
+    calls: CallKinds | None = None,
+    limits: Limits | None = None,
 ) -> Opened:
     """The device as its journal tells; a new one without a journal where nobody would keep its memory.
 
     `calls` are told there by their bytes. Raises UnavailableError if there is no room for a journal.
     """
     if store.survives:
-        return open_journal(journal, memory_bytes, Limits(), calls=calls)
-    return Opened(RecordingDevice(memory_bytes), Found("volatile"))
+        return open_journal(journal, memory_bytes, limits or Limits(), calls=calls)
+    return Opened(RecordingDevice(memory_bytes, limits), Found("volatile"))
 
 
 def inherit(opened: Opened, memory: DeviceMemory, store: DescriptorStore) -> Inheritance:
