@@ -13,7 +13,8 @@ from kvd_daemon.engine.engine import Engine
 LOOK_EVERY_S = 1.0  # seconds; a look at a daemon with few descriptors costs one call
 LOOK_AGAIN_S = 0.1  # seconds, after somebody had too many: a flood comes back
 CUT_AT_ONCE = 256  # connections, some milliseconds; then it is others' turn
-FEW_DESCRIPTORS = 64  # of the process; nobody can have too many connections then
+FEW_DESCRIPTORS = 64  # of the daemon's own; with so few more nobody can have too many connections
+PER_SESSION, PER_POOL = 2, 2  # descriptors: a connection and a pidfd, bytes and sidecar
 
 
 async def watch_connections(engine: Engine, unix_path: str, tcp_port: Callable[[], int]) -> None:
@@ -21,9 +22,15 @@ async def watch_connections(engine: Engine, unix_path: str, tcp_port: Callable[[
     while True:
         flooded = False
         with contextlib.suppress(OSError):  # no descriptor to look with: perhaps the next time
-            if len(os.listdir(FOLDER)) > FEW_DESCRIPTORS:
+            if len(os.listdir(FOLDER)) > _explained(engine):
                 flooded = await _cut(engine, OpenSockets(unix_path, tcp_port()))
         await asyncio.sleep(LOOK_AGAIN_S if flooded else LOOK_EVERY_S)
+
+
+def _explained(engine: Engine) -> int:
+    """Descriptors that workers at work account for: a look at each of thousands would delay their calls."""
+    device = engine.device
+    return FEW_DESCRIPTORS + PER_SESSION * len(device.sessions) + PER_POOL * len(device.pools)
 
 
 async def _cut(engine: Engine, sockets: OpenSockets) -> bool:
