@@ -9,7 +9,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.daemon.raw_worker import SPEC, Stream, fresh_id
+from google.protobuf.message import Message
+from tests.daemon.raw_worker import SPEC, RawWorker, Stream, at, fresh_id
 from tests.running_kvd import RunningKvd, eventually, running_kvd
 
 from kvd.v1 import attach_pb2 as ab
@@ -48,6 +49,11 @@ class OtherWorker:
             items=[pb.LeaseItem(tokens=16)],
         )
         return outcome(kvd_pb2_grpc.LeaseServiceStub(self.channel).Lease, request)
+
+    def asks(self, call: str, request: Message) -> str:
+        """What ShareService answers this worker: "done", or the reason why not."""
+        request.session_token, request.request_id = self.opened.session_token, fresh_id()
+        return outcome(getattr(kvd_pb2_grpc.ShareServiceStub(self.channel), call), request)
 
     def map(self, pool: str) -> str:
         asked = ab.MapRequest(session_token=self.opened.session_token, pool=pool)
@@ -115,6 +121,31 @@ def test_a_pool_of_other_tenants_can_be_neither_made_nor_mapped_nor_leased(tenan
     with other_worker(tenants_kvd.run_dir) as worker:
         tried = [worker.create_pool("ours"), worker.map("ours"), worker.lease("ours")]
         assert tried == ["PERMISSION_DENIED"] * 3
+
+
+def test_another_tenant_finds_neither_prefixes_nor_pins_nor_published_leases(tenants_kvd: RunningKvd) -> None:
+    """Though the pool is everybody's, and it knows hashes, ids and keys."""
+    hashes = [bytes([depth]) * 32 for depth in range(2)]
+    with RawWorker(tenants_kvd.run_dir) as owner, other_worker(tenants_kvd.run_dir) as stranger:
+        owner.create_pool("commons", 16)
+        sealed, published = owner.lease(32, 32, pool="commons")
+        owner.seal(sealed, hashes)
+        pin_id = owner.match(hashes, "commons").pin_id
+        publish = pb.PublishRequest(progress=at(published, 32), key="key")
+        publish.session_token, publish.request_id = owner.token, fresh_id()
+        owner.shares.Publish(publish, timeout=TIMEOUT_S)
+        wanted = {"pool": "commons", "prefix_hashes": hashes}
+        match = pb.MatchRequest(session_token=stranger.opened.session_token, request_id=fresh_id(), **wanted)
+        assert kvd_pb2_grpc.ShareServiceStub(stranger.channel).Match(match, timeout=TIMEOUT_S).found == 0
+        assert stranger.asks("Pin", pb.PinRequest(**wanted)) == "PREFIX_NOT_FOUND"
+        assert stranger.asks("Unpin", pb.UnpinRequest(pin_id=pin_id)) == "PIN_NOT_FOUND"
+        assert stranger.asks("Adopt", pb.AdoptRequest(pool="commons", key="key")) == "OFFER_NOT_FOUND"
+        assert stranger.asks("Fork", pb.ForkRequest(progress=at(sealed, 32), count=1)) == "NOT_OWNER"
+        transfer = pb.PublishRequest(progress=at(sealed, 32), to_session=stranger.opened.session_id)
+        transfer.session_token, transfer.request_id = owner.token, fresh_id()
+        assert outcome(owner.shares.Publish, transfer) == "RECEIVER_NOT_FOUND"
+        refused = stranger.asks("Adopt", pb.AdoptRequest(pool="ours", key="key"))
+        assert refused == "PERMISSION_DENIED"
 
 
 def test_a_token_that_another_process_stole_maps_nothing(tenants_kvd: RunningKvd) -> None:

@@ -258,3 +258,29 @@ def test_watch_draws_the_page_again_until_it_is_interrupted(run_dir: Path) -> No
         assert [next(heads)[:5], next(heads)[:5]] == ["host0", "host0"]
         watching.send_signal(2)
         assert watching.wait(30) == 0
+
+
+def test_what_is_shelved_and_what_is_pinned_is_listed_and_can_be_ended(kvctl: Kvctl, worker: Worker) -> None:
+    pool = worker.dense.pool
+    hashes = [bytes([depth]) * 32 for depth in range(6)]
+    worker.dense.seal(hashes)
+    match = pool.match(hashes[:4], ttl=60.0)
+    worker.streaming.publish("to whom it may concern", ttl=600)
+    page = kvctl("pool", "status", "chat").out
+    assert "shelved    1 lease published and not adopted yet: kvctl lease list" in page
+    assert "pinned     4 blocks: kvctl pin list" in page
+    [shelved] = [
+        lease
+        for lease in kvctl("lease", "list", "-o", "json").document["leases"]
+        if lease["state"] == "shelved"
+    ]
+    assert (shelved["shelf_key"], shelved["session_id"]) == ("to whom it may concern", "")
+    assert shelved["shelf_ttl_seconds"] > 500
+    [pin] = kvctl("pin", "list", "--pool", "chat", "-o", "json").document["pins"]
+    assert (pin["pin_id"], pin["blocks"]) == (match.pin_id, 4)
+    assert (pin["session_id"], pin["device"]) == (worker.client.session_id, "host0")
+    assert pin["ttl_seconds"] > 30
+    assert kvctl("pin", "drop", pin["pin_id"]).out.startswith(f"pin {pin['pin_id']} on host0 ended: 4 blocks")
+    assert kvctl("pin", "drop", pin["pin_id"]).status == 1
+    assert kvctl("pin", "list", "-o", "json").document["pins"] == []
+    assert kvctl("lease", "revoke", shelved["lease_id"]).status == 0

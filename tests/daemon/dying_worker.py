@@ -1,4 +1,4 @@
-"""A kernel worker that dies with its first compression: `python dying_worker.py FD PARENT_PID THREADS`.
+"""A kernel worker that dies with its first compression or copy: `dying_worker.py FD PARENT_PID THREADS`.
 
 It speaks the real wire, so that the daemon meets a death at a point that no test could hit by chance. After
 `Moving`, it is dead; every other job it answers at once.
@@ -21,6 +21,8 @@ def main() -> None:
             request = wire.decode(stream.read(header_bytes), stream.read(body_bytes))
             if isinstance(request, m.Compress | m.Observe):
                 connection.sendall(wire.encode(m.Moving()))
+                os._exit(1)
+            if isinstance(request, m.Scrub) and request.copies.size:
                 os._exit(1)
             connection.sendall(wire.encode(m.Done()))
 

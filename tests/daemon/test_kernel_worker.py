@@ -16,6 +16,7 @@ from kvd.policy import Dense, Streaming
 from kvd.spec import KVSpec
 from kvd.v1 import kvd_pb2 as pb
 from kvd_daemon.core import LeaseWish, Progress
+from kvd_daemon.engine.admission import Asker
 from kvd_daemon.engine.compressions import Outcome
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.kernel_jobs import Given
@@ -234,5 +235,29 @@ def test_a_block_that_changes_tenant_is_zeroed_before_it_is_answered() -> None:
             engine.device.check()
             one.peer.close()
             two.peer.close()
+
+    asyncio.run(story())
+
+
+def test_kernel_workers_that_die_over_a_copy_leave_the_block_shared() -> None:
+    async def story() -> None:
+        async with running_engine(DyingCommand(1, None)) as engine:  # type: ignore[arg-type]
+            engine.pools.create("pool", SPEC, 31)
+            opened = open_session(engine, "tenant")
+            parent = leased(engine, opened, 20)
+            forked = engine.handing.fork(opened, parent, 1)
+            child = forked.children[0]
+            before, asker = child.table.tolist(), Asker(opened.session_id, "tenant")
+            progress = Progress(child.lease_id, child.generation, 20, 20)
+            extended = engine.leases.extend(asker, [(progress, 1)])
+            assert len(extended.copies) == 1
+            with pytest.raises(KernelWorkerUnavailableError, match="zeroed or copied"):
+                await engine.leases.scrub([child], lambda: None)
+            assert (child.table.tolist(), child.state, child.sealed_blocks) == (before, "active", 2)
+            engine.device.check()
+            engine.leases.release(opened, [parent.lease_id])
+            alone = engine.leases.extend(asker, [(progress, 1)])
+            assert (list(alone.copies), child.table.tolist()) == ([], before)
+            opened.peer.close()
 
     asyncio.run(story())

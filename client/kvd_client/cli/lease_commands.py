@@ -29,6 +29,9 @@ LEASE_TABLE = Table(
         "policy",
         "age_seconds",
         "session_id",
+        "shelf_key",
+        "shelf_ttl_seconds",
+        "to_session",
         "floor_tokens",
         "sealed_blocks",
         "sink_blocks",
@@ -60,8 +63,11 @@ SESSION_TABLE = Table(
 Page = tuple[list[Any], str]
 """Rows of one reply, and the token of the next page ('' on the last)."""
 
+Listing = tuple[str, Table, Callable[[str, Any], records.Record]]
+"""What is listed, in which columns, and the record of a row."""
 
-def _all_rows(ask_page: Callable[[int, str], Page], limit: int | None) -> Page:
+
+def all_rows(ask_page: Callable[[int, str], Page], limit: int | None) -> Page:
     """Up to `limit` rows (None: all), page by page, and the token where it stopped."""
     rows, token = list[Any](), ""
     for _ in range(MAX_PAGES):
@@ -81,9 +87,9 @@ def list_leases(args: Namespace, output: Output) -> int:
             page = to.admin.ListLeases(request, timeout=to.timeout_s)
             return list(page.leases), page.next_page_token
 
-        return _all_rows(ask_page, None if args.all else args.limit)
+        return all_rows(ask_page, None if args.all else args.limit)
 
-    return _show_rows(args, output, "leases", ask)
+    return show_rows(args, output, LEASES, ask)
 
 
 def list_sessions(args: Namespace, output: Output) -> int:
@@ -95,16 +101,17 @@ def list_sessions(args: Namespace, output: Output) -> int:
             page = to.admin.ListSessions(request, timeout=to.timeout_s)
             return list(page.sessions), page.next_page_token
 
-        return _all_rows(ask_page, None if args.all else args.limit)
+        return all_rows(ask_page, None if args.all else args.limit)
 
-    return _show_rows(args, output, "sessions", ask)
+    return show_rows(args, output, SESSIONS, ask)
 
 
-def _show_rows(args: Namespace, output: Output, noun: str, ask: Callable[[Stubs], Page]) -> int:
+def show_rows(args: Namespace, output: Output, listing: Listing, ask: Callable[[Stubs], Page]) -> int:
+    """0 if every device answered, else 1."""
     answers = fleet_of(args).ask(ask)
     if answers.by_device:  # a pool that one device has need not be on every other
         answers = answers.without(NotFoundError)
-    table, record = _LISTS[noun]
+    noun, table, record = listing
     rows = [record(device, row) for device, (page, _) in answers.by_device.items() for row in page]
     result = output.show_list(noun, rows, table, answers.failures)
     if any(token for _, token in answers.by_device.values()):
@@ -112,10 +119,8 @@ def _show_rows(args: Namespace, output: Output, noun: str, ask: Callable[[Stubs]
     return result
 
 
-_LISTS: dict[str, tuple[Table, Callable[[str, Any], records.Record]]] = {
-    "leases": (LEASE_TABLE, records.lease_record),
-    "sessions": (SESSION_TABLE, records.session_record),
-}
+LEASES: Listing = ("leases", LEASE_TABLE, records.lease_record)
+SESSIONS: Listing = ("sessions", SESSION_TABLE, records.session_record)
 
 
 def show(args: Namespace, output: Output) -> int:

@@ -13,6 +13,7 @@ from kvd.streams import say
 from kvd_client.cli import (
     daemon_commands,
     lease_commands,
+    pin_commands,
     plan_command,
     pool_commands,
     tenant_commands,
@@ -79,10 +80,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _id(text: str) -> int:
-    if not text.isdecimal() or int(text) >= 1 << 64:
-        raise InvalidArgumentError(f"{text!r}; a lease id (see: kvctl lease list) is needed")
-    return int(text)
+def _id(noun: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) >= 1 << 64:
+            raise InvalidArgumentError(f"{text!r}; a {noun} id (see: kvctl {noun} list) is needed")
+        return int(text)
+
+    return parse
 
 
 def _seconds(low: float) -> Callable[[str], float]:
@@ -124,6 +128,7 @@ def build_parser() -> Parser:
     session = _add_noun(nouns, "session", "workers' connections")
     verb = _add_verb(session, "list", lease_commands.list_sessions, "who is connected, and what they hold")
     _add_paging(verb)
+    _add_pin(nouns)
     tenant = _add_noun(nouns, "tenant", "who may hold how many blocks")
     _add_verb(tenant, "list", tenant_commands.list_tenants, "quotas of tenants, and what they hold")
     _add_daemon(nouns)
@@ -257,12 +262,21 @@ def _add_lease(nouns: Any) -> None:
     listing.add_argument("--pool", metavar="NAME", default="", help="only those of this pool")
     _add_paging(listing)
     showing = _add_verb(verbs, "show", lease_commands.show, "one lease with its block table")
-    showing.add_argument("lease_id", metavar="ID", type=checked(_id))
+    showing.add_argument("lease_id", metavar="ID", type=checked(_id("lease")))
     revoke = _add_verb(verbs, "revoke", lease_commands.revoke, "take a lease away from its worker")
-    revoke.add_argument("lease_id", metavar="ID", type=checked(_id))
+    revoke.add_argument("lease_id", metavar="ID", type=checked(_id("lease")))
     revoke.add_argument(
         "--cause", metavar="TEXT", default="revoked by an operator", help="told to the worker"
     )
+
+
+def _add_pin(nouns: Any) -> None:
+    verbs = _add_noun(nouns, "pin", "matches and pins, which keep prefixes from eviction")
+    listing = _add_verb(verbs, "list", pin_commands.list_pins, "matches and pins: who keeps how many blocks")
+    listing.add_argument("--pool", metavar="NAME", default="", help="only those of this pool")
+    _add_paging(listing)
+    drop = _add_verb(verbs, "drop", pin_commands.drop, "end a match or pin; its blocks may be evicted again")
+    drop.add_argument("pin_id", metavar="ID", type=checked(_id("pin")))
 
 
 def _add_daemon(nouns: Any) -> None:

@@ -33,6 +33,8 @@ _POOL_COUNTS = (
     "total_bytes",
     "waiting_calls",
     "wanted_blocks",
+    "blocks_pinned",
+    "leases_shelved",
 )
 _LEASE_FIELDS = (
     "lease_id",
@@ -51,7 +53,10 @@ _LEASE_FIELDS = (
     "gave_blocks",
     "floor_tokens",
     "scratch",
+    "shelf_key",
+    "to_session",
 )
+_PIN_FIELDS = ("pin_id", "pool", "tenant", "session_id", "blocks")
 _RECOVERY_COUNTS = ("records", "sessions", "leases", "lost_leases", "lost_pools")
 _SESSION_FIELDS = ("session_id", "client_name", "tenant", "pid", "uid", "state", "leases", "blocks")
 
@@ -145,8 +150,18 @@ def lease_record(device: str, lease: pb.LeaseInfo) -> Record:
     return {
         "device": device,
         **{name: getattr(lease, name) for name in _LEASE_FIELDS},
+        "shelf_ttl_seconds": _seconds(lease, "shelf_ttl"),
         "create_time": _time(lease.create_time),
         "age_seconds": _age_seconds(lease.create_time),
+    }
+
+
+def pin_record(device: str, pin: pb.PinInfo) -> Record:
+    """Of a match `ttl_seconds` are left; a pin has none."""
+    return {
+        "device": device,
+        **{name: getattr(pin, name) for name in _PIN_FIELDS},
+        "ttl_seconds": _seconds(pin, "ttl"),
     }
 
 

@@ -182,6 +182,11 @@ def _facts(pool: Record) -> list[tuple[str, str]]:
         ("leases", f"{pool['leases']:,}, {_plural(pool['sink_blocks_locked'], 'sink block')} locked"),
         ("saved", _savings(pool)),
     ]
+    if pool["leases_shelved"]:
+        shelved = _plural(pool["leases_shelved"], "lease")
+        facts.append(("shelved", f"{shelved} published and not adopted yet: kvctl lease list"))
+    if pool["blocks_pinned"]:
+        facts.append(("pinned", f"{_plural(pool['blocks_pinned'], 'block')}: kvctl pin list"))
     if pool["waiting_calls"]:
         calls, wanted = _plural(pool["waiting_calls"], "call"), _plural(pool["wanted_blocks"], "block")
         facts.append(("waiting", f"{calls} for {wanted}: kvctl tenant list"))

@@ -19,6 +19,7 @@ TENANT_TABLE = Table(
         "sessions",
         "waiting_calls",
         "pin_blocks",
+        "pinned_blocks",
     ),
     elastic=("tenant",),
 )
