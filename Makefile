@@ -19,7 +19,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy proto/kvd daemon/kvd_daemon client/kvd_client cuda/kvd_cuda
-	MYPYPATH=examples:benchmarks $(BIN)/mypy examples/kvd_demo benchmarks/quality
+	MYPYPATH=examples:benchmarks $(BIN)/mypy examples/kvd_demo benchmarks/quality benchmarks/trace_replay
 	$(BIN)/lint-imports
 	$(BIN)/buf lint proto
 	$(BIN)/buf format --diff --exit-code proto

@@ -110,7 +110,7 @@ class TwoQueues(Lru):
     The oldest of those used once goes while they are more than the others; else the oldest of all. Names of
     about half as many evicted blocks as the pool has are remembered: one that comes back was used before. It
     is 2Q (Johnson and Shasha 1994) with LRU in both queues. Chosen on a production trace, see
-    benchmarks/trace: long prompts that are read once do not drive out what conversations come back to.
+    benchmarks/trace_replay: long prompts that are read once do not drive out what conversations come back to.
     """
 
     name: ClassVar[str] = "2q"

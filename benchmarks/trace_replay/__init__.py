@@ -1,0 +1,1 @@
+"""A production trace of requests: read, made up where there is none, and replayed on eviction orders."""
