@@ -16,7 +16,7 @@ import kvd_client
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README, EXAMPLE = REPOSITORY / "README.md", REPOSITORY / "examples" / "worker.py"
-WORKER, TRANSFORMERS = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+WORKER, TRANSFORMERS, SHARING = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
 def test_the_worker_runs_and_compresses(tmp_path: Path) -> None:
@@ -34,6 +34,24 @@ def test_the_example_is_the_worker_that_the_readme_shows() -> None:
     shown = [ast.dump(node) for node in ast.parse(WORKER).body if not isinstance(node, ast.Import)]
     example = [ast.dump(node) for node in ast.parse(EXAMPLE.read_text()).body]
     assert example[-len(shown) :] == shown
+
+
+def test_the_sharing_program_prefills_a_prompt_once_and_hands_a_sample_over(tmp_path: Path) -> None:
+    prefilled: list[int] = []
+
+    def prefill(lease: kvd_client.Lease, ids: list[int]) -> None:
+        lease.write(0, lease.extend(len(ids)), torch.zeros(len(ids), 1, 8), torch.zeros(len(ids), 1, 8))
+        lease.commit(len(ids))
+        prefilled.append(len(ids))
+
+    with running_kvd(tmp_path) as kvd, kvd_client.connect(kvd.run_dir) as client:
+        pool = client.pool("pool", kvd_client.KVSpec(layers=1, kv_heads=1, head_dim=8), 64)
+        for _ in range(2):
+            names: dict[str, Any] = {"pool": pool, "ids": list(range(100)), "prefill": prefill}
+            exec(SHARING, names)
+            assert names["receiver"].length == 100
+            names["receiver"].release()
+        assert prefilled == [100, 4]
 
 
 def test_the_transformers_program_generates_from_a_compressed_lease(tmp_path: Path) -> None:
