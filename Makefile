@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 export KVD_CACHE ?= $(CURDIR)/.cache
 
-.PHONY: setup check test test-gpu check-gpu-code chaos demo bench bench-quality proto proto-check clean
+.PHONY: setup check test test-gpu check-gpu-code bench-gpu chaos demo bench bench-quality proto proto-check clean
 
 setup: $(READY)
 
@@ -40,6 +40,10 @@ test-gpu: $(READY)
 # Every specialisation of every kernel, assembled for every architecture; needs no GPU, takes about five minutes.
 check-gpu-code: $(READY)
 	$(BIN)/python -m tests.gpu_kernels.compile_all
+
+# What a GPU does: sharing, SnapKV beside the card's own limits, compaction. Without one it says so and ends well.
+bench-gpu: $(READY)
+	$(BIN)/python benchmarks/bench_gpu.py --json benchmarks/results/gpu.json
 
 # Kills, stops, starves and confuses a kvd at work, then counts what was lost. The same seed, the same faults.
 SECONDS ?= 300

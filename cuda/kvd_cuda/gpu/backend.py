@@ -44,7 +44,7 @@ class CudaBackend(Backend):
     def __init__(self, device: KernelDevice, sidecar: DeviceSidecar) -> None:
         """Several may share `device`, one after the other."""
         self._device = device
-        self._sidecar = sidecar
+        self.sidecar = sidecar
 
     def top_tokens(self, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries) -> TokenSelection:
         """See Backend."""
@@ -159,7 +159,7 @@ class CudaBackend(Backend):
     def _begin(self, planes: KVPlanes) -> DeviceLease:
         """The lease's addresses; all scratch memory but theirs is free."""
         self._device.rewind()
-        return place(self._device, planes, self._sidecar)
+        return place(self._device, planes, self.sidecar)
 
     def _electorate(self, planes: KVPlanes, queries: WindowQueries) -> Electorate:
         assert isinstance(queries, ScratchQueries), "queries on the GPU"

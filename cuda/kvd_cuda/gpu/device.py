@@ -42,7 +42,7 @@ class KernelDevice:
         self._scratch_bytes = scratch_bytes
         self._cache = cache
         self._on_step = on_step
-        self._stream = Stream(gpu)
+        self.stream = Stream(gpu)
         self._scratch = OwnedMemory(gpu, scratch_bytes)
         self._top = 0
         self._functions: dict[str, Function] = {}
@@ -61,7 +61,7 @@ class KernelDevice:
         for launch in [launches] if isinstance(launches, Launch) else launches:
             function, threads = self.ready(launch.kernel), (launch.kernel.threads, 1, 1)
             arguments = _c_arguments(launch)
-            function.launch(Grid(launch.grid, threads), arguments, self._stream.handle)
+            function.launch(Grid(launch.grid, threads), arguments, self.stream.handle)
 
     def mark(self) -> int:
         """How much of the scratch memory is taken, for `rewind`."""
@@ -89,23 +89,23 @@ class KernelDevice:
         address = self.room(contiguous.size, contiguous.dtype)
         if contiguous.size:
             self._held.append(contiguous)
-            self._stream.copy_in(address, contiguous.ctypes.data, contiguous.nbytes)
+            self.stream.copy_in(address, contiguous.ctypes.data, contiguous.nbytes)
         return address
 
     def copy(self, target: int, source: int, byte_count: int) -> None:
         """Within the GPU."""
-        self._stream.copy(target, source, byte_count)
+        self.stream.copy(target, source, byte_count)
 
     def get(self, address: int, shape: tuple[int, ...], dtype: Any = np.float32) -> Array:
         """What lies there after all that was started. Raises CudaError of whatever went wrong in it."""
         found = np.empty(shape, dtype)
-        self._stream.copy_out(found.ctypes.data, address, found.nbytes)
+        self.stream.copy_out(found.ctypes.data, address, found.nbytes)
         self.finish()
         return found
 
     def finish(self) -> None:
         """Wait until everything is done. Raises CudaError of whatever went wrong in it."""
-        self._stream.synchronize()
+        self.stream.synchronize()
         self._held.clear()
         self._on_step()
 
