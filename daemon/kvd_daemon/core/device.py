@@ -5,24 +5,19 @@ raises a KvdError and has changed nothing. What the daemon must do after a decis
 kernel worker, tell a worker) is in the answer.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from kvd.errors import (
-    DeviceFullError,
-    InvalidArgumentError,
     LimitExceededError,
     PoolInUseError,
-    PoolMismatchError,
-    PoolNotFoundError,
 )
-from kvd.limits import MAX_POOL_NAME_CHARS
 from kvd.policy import Policy
 from kvd.spec import KVSpec
 
 from . import (
     compressing,
+    creating,
     ending,
     forking,
     granting,
@@ -66,8 +61,6 @@ from .results import (
 )
 from .session import Session, SessionIdentity, SessionState
 
-_POOL_NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]+")  # dots alone would name folders in tools' paths
-
 
 class Device:
     """Pools, sessions and leases of one device."""
@@ -97,31 +90,11 @@ class Device:
         LimitExceededError, InvalidArgumentError.
         """
         if name in self.pools:
-            return _same_spec(self.pools[name], spec), False
-        self._check_new_pool(name, spec, blocks)
+            return creating.same_spec(self.pools[name], spec), False
+        creating.check_new_pool(self._registry, name, spec, blocks, self.memory_bytes)
         pool = self.pools[name] = Pool(name, pool_id, spec, blocks, self._registry.quotas)
         pool.evict_by(self.limits.eviction)
         return pool, True
-
-    def _check_new_pool(self, name: str, spec: KVSpec, blocks: int) -> None:
-        if len(name) > MAX_POOL_NAME_CHARS or not _POOL_NAME.fullmatch(name):
-            raise InvalidArgumentError(
-                f"pool name {name[:40]!r}; 1 to {MAX_POOL_NAME_CHARS} of [A-Za-z0-9._-] needed"
-            )
-        if blocks == 0:
-            raise PoolNotFoundError(f"no pool {name!r}; say how many blocks to create it")
-        if not 0 < blocks <= self.limits.blocks_per_pool:
-            raise LimitExceededError(f"{blocks} blocks in a pool; 1 to {self.limits.blocks_per_pool} allowed")
-        if len(self.pools) >= self.limits.pools:
-            raise LimitExceededError(f"{self.limits.pools} pools are the limit; drop one")
-        wanted, free = spec.pool_bytes(blocks + 1), self.memory_bytes - self.memory_used_bytes
-        if wanted > free:
-            raise DeviceFullError(
-                f"{wanted} bytes wanted for {blocks + 1} blocks, {free} of {self.memory_bytes} left; drop a "
-                f"pool, or ask for {max(0, free // spec.block_bytes - 1)} blocks",
-                wanted_bytes=wanted,
-                free_bytes=free,
-            )
 
     def drop_pool(self, name: str) -> Pool:
         """Forget a pool without leases; its pins end. Raises PoolNotFoundError, PoolInUseError."""
@@ -393,14 +366,3 @@ class Device:
     def check(self) -> None:
         """Recount everything that is derived. Raises InvariantError naming what is wrong: a bug."""
         invariants.check(self._registry, self.memory_bytes)
-
-
-def _same_spec(pool: Pool, spec: KVSpec) -> Pool:
-    fields = pool.spec.differing_fields(spec)
-    if fields:
-        differences = ", ".join(f"{name} is {mine}, not {theirs}" for name, (mine, theirs) in fields.items())
-        raise PoolMismatchError(
-            f"pool {pool.name} has another geometry: {differences}; use its spec or another name",
-            fields=",".join(fields),
-        )
-    return pool
