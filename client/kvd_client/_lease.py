@@ -20,6 +20,7 @@ from kvd_client._checked import seconds, token_count
 from kvd_client._fence import look, looked_after
 from kvd_client._handing import fork, give, shelf_name
 from kvd_client._handle import LeaseHandle
+from kvd_client._parking import Parkable
 from kvd_client._queries import pack_queries
 from kvd_client._report import CompressionReport, Rope
 from kvd_client._session import new_request_id
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from kvd_client._pool import Pool
 
 
-class Lease:
+class Lease(Parkable):
     """Made by `Pool.lease`. Use it as a context manager, or call `release()`.
 
     A *slot* s of a lease lies in block `block_table[s // block_size]` at offset `s % block_size`. Slots below

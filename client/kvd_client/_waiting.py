@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._checked import seconds
 
+Waiting = pb.LeaseRequest | pb.ExtendRequest | pb.AdoptRequest | pb.ResumeRequest
+"""Requests that may wait."""
+
 
 def wait_seconds(wait: object) -> float:
     """How long a call would stand in line. Raises InvalidArgumentError."""
@@ -13,7 +16,7 @@ def wait_seconds(wait: object) -> float:
 
 
 @contextmanager
-def waiting(request: pb.LeaseRequest | pb.ExtendRequest | pb.AdoptRequest, wait_s: float) -> Iterator[None]:
+def waiting(request: Waiting, wait_s: float) -> Iterator[None]:
     """The request waits for so many seconds; repeated later it does not: then only its reply counts."""
     if wait_s:
         request.max_wait.FromNanoseconds(int(wait_s * 1e9))

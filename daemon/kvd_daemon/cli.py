@@ -135,6 +135,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--gpu-sharing", choices=GPU_SHARINGS, help="how workers get a GPU's memory (default auto)"
     )
     parser.add_argument(
+        "--host-tier",
+        metavar="SIZE",
+        help='host memory per device for what is suspended, e.g. "4GiB" (default: none)',
+    )
+    parser.add_argument(
         "--run-dir", metavar="DIR", help="where the sockets are (default $KVD_RUN_DIR, /run/kvd)"
     )
     parser.add_argument("--config", metavar="FILE", help="a kvd.toml with the same words as these options")
@@ -222,10 +227,11 @@ def _reread(options: argparse.Namespace, running: Settings) -> Settings:
 
 def _check_memory(settings: Settings, there_bytes: int) -> None:
     """Refuse what the machine cannot back: later it would be killed in the middle of work."""
-    wanted_bytes = settings.host_memory_bytes * settings.devices
+    option = "--host-memory with --host-tier" if settings.host_tier_bytes else "--host-memory"
+    wanted_bytes = (settings.host_memory_bytes + settings.host_tier_bytes) * settings.devices
     if wanted_bytes > there_bytes:
         raise InvalidArgumentError(
-            f"--host-memory: {_gib(wanted_bytes)} wanted, {_gib(there_bytes)} available here (machine and "
+            f"{option}: {_gib(wanted_bytes)} wanted, {_gib(there_bytes)} available here (machine and "
             f"cgroup); ask for {_gib(there_bytes // 10 * 9 // settings.devices)} or less"
         )
 

@@ -129,6 +129,7 @@ async def serve(
     supervised = Supervised(channel, engine) if channel is not None else None
     obey_signals(engine, settings.drain_timeout_ns / 1e9)
     engine.admission.set_quotas(settings.tenants)
+    engine.parking.set_budget(settings.host_tier_bytes)
     engine.on_reload(lambda settings: engine.admission.set_quotas(settings.tenants))
     engine.on_reload(_change_log_level)
     engine.on_reload(lambda settings: _change_eviction(opened.device, settings))

@@ -69,6 +69,7 @@ class Settings:
     gpus: str = ""
     memory: str = "0.85"
     gpu_sharing: str = "auto"
+    host_tier_bytes: int = 0
     run_dir: str = ""
     session_ttl_ns: int = 30_000_000_000
     drain_timeout_ns: int = 0
@@ -91,6 +92,7 @@ class Settings:
         for name, low, high in (
             ("host_memory_bytes", 0 if self.gpus else MIN_HOST_MEMORY_BYTES, MAX_HOST_MEMORY_BYTES),
             ("devices", 1, MAX_DEVICES),
+            ("host_tier_bytes", 0, MAX_HOST_MEMORY_BYTES),
             ("session_ttl_ns", MIN_SESSION_TTL_NS, MAX_SESSION_TTL_NS),
             ("drain_timeout_ns", 0, MAX_DRAIN_TIMEOUT_NS),
             ("kernel_threads", 1, MAX_KERNEL_THREADS),
@@ -168,7 +170,7 @@ class Settings:
         )
 
 
-FIXED = ("host_memory_bytes", "devices", "gpus", "memory", "gpu_sharing", "run_dir")
+FIXED = ("host_memory_bytes", "devices", "gpus", "memory", "gpu_sharing", "host_tier_bytes", "run_dir")
 """What only a new kvd takes from kvd.toml; a reload passes it over."""
 
 TEXTS = (
@@ -197,6 +199,7 @@ _PARSERS = {
     "host_memory": ("host_memory_bytes", parse_bytes),
     "gpus": ("gpus", gpus_text),
     "memory": ("memory", memory_text),
+    "host_tier": ("host_tier_bytes", parse_bytes),
     "session_ttl": ("session_ttl_ns", parse_duration_ns),
     "drain_timeout": ("drain_timeout_ns", parse_duration_ns),
     **{name: (name, parse) for name, (parse, _) in TABLES.items()},

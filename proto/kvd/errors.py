@@ -24,6 +24,7 @@ KvdError
 |   |-- BlockNotHeldError        null block, foreign block, or named twice
 |   |-- BlockInUseError          the block holds tokens
 |   |-- ShelfKeyTakenError       another lease is published under that key
+|   |-- LeaseSuspendedError      a suspended lease, which has no slots until it is resumed
 |   `-- RequestReusedError       one request_id for two different requests
 |-- LeaseGoneError
 |   |-- LeaseRevokedError        taken away by an operator
@@ -33,6 +34,7 @@ KvdError
 |   |-- PoolExhaustedError       too few free blocks
 |   |-- QuotaExceededError       the tenant's quota of blocks
 |   |-- DeviceFullError          too little memory for a new pool
+|   |-- TierFullError            too little room for what shall be parked
 |   `-- LimitExceededError       one of kvd's named limits
 |-- CompressionRefusedError      would free less than it takes
 |-- UnavailableError
@@ -207,6 +209,12 @@ class ShelfKeyTakenError(ConflictError):
     reason, status = "SHELF_KEY_TAKEN", "ALREADY_EXISTS"
 
 
+class LeaseSuspendedError(ConflictError):
+    """The lease is suspended: what it holds is parked, and comes back with `resume`. Nothing was changed."""
+
+    reason = "LEASE_SUSPENDED"
+
+
 class RequestReusedError(ConflictError):
     """One request_id came with two different requests."""
 
@@ -259,6 +267,12 @@ class DeviceFullError(ExhaustedError):
     """Too little device memory for a new pool. Nothing was taken."""
 
     reason = "DEVICE_FULL"
+
+
+class TierFullError(ExhaustedError):
+    """Too little room in the host tier, or there is none. Nothing was changed."""
+
+    reason = "TIER_FULL"
 
 
 class LimitExceededError(ExhaustedError):

@@ -33,6 +33,8 @@ WORKING = frozenset(
         "/kvd.v1.ShareService/Adopt",
         "/kvd.v1.ShareService/Rest",
         "/kvd.v1.ShareService/Wake",
+        "/kvd.v1.ShareService/Suspend",
+        "/kvd.v1.ShareService/Resume",
     )
 )
 LOOKING = frozenset(

@@ -8,11 +8,12 @@ from kvd_daemon.core.image import capture, restore
 from .driver import MEMORY_BYTES, TTL, Chance, anything
 from .job_rules import JobRules
 from .lease_rules import LeaseRules
+from .tier_rules import TierRules
 
 GRACE = TTL // 2
 
 
-class RestartRules(LeaseRules, JobRules):
+class RestartRules(LeaseRules, JobRules, TierRules):
     """Every job is undone or lost; some processes and some memory are gone; the others go on."""
 
     @rule(chance=anything)
@@ -22,8 +23,12 @@ class RestartRules(LeaseRules, JobRules):
         sessions = [name for name in self.world.sessions if chance.random() < 0.2]
         grace = chance.choice([0, GRACE, 3 * TTL])
         busy = [*self.plans, *self.observed]
-        recovered = self.device.recover(self.world.now, grace, Losses(pools, sessions))
+        arenas = [name for name in self.world.pools if chance.random() < 0.2]
+        recovered = self.device.recover(self.world.now, grace, Losses(pools, sessions, arenas))
         self.jobs_ended()
+        for lease in self.world.leases.values():
+            if lease.pool in arenas and lease.parked:
+                self.world.lose_parked(lease)
         for name in sessions:
             self.world.end_session(name)
         for name in pools:
@@ -40,7 +45,9 @@ class RestartRules(LeaseRules, JobRules):
         assert [pool.name for pool in recovered.lost_pools] == pools
         fates = {lease_id: lease.fate for lease_id, lease in self.world.leases.items()}
         assert {each.lease_id for each in recovered.leases} == {
-            lease_id for lease_id, fate in fates.items() if fate in ("active", "resting", "shelved")
+            lease_id
+            for lease_id, fate in fates.items()
+            if fate in ("active", "resting", "shelved", "suspended")
         }
         newly = {x for x in busy if fates.get(x) == "lost"}
         assert newly <= {each.lease_id for each in recovered.lost_leases}
@@ -52,6 +59,10 @@ class RestartRules(LeaseRules, JobRules):
         for lease_id in [*self.plans, *self.observed]:
             plan = self.plans.get(lease_id)
             self.job_aborted(lease_id, lost=plan is None or plan.in_place)
+        for lease_id in list(self.stows):
+            self.suspend_undone(lease_id)
+        for lease_id in list(self.fetches):
+            self.fetch_undone(lease_id)
 
     def successor(self) -> Device:
         """A device that goes on where this one is."""

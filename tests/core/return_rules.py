@@ -128,7 +128,7 @@ class ReturnRules(Driver):
     def revoke_refusal(self, lease: WorldLease) -> Refusal:
         if lease.busy and lease.ending is None:
             return None
-        if lease.state == "resting":
+        if lease.state in ("resting", "suspended"):
             return None
         pending = {"revoke": e.LeaseRevokedError, "expire": e.LeaseExpiredError}
         return pending.get(lease.ending or "", self.world.fate_error(lease))

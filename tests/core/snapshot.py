@@ -9,6 +9,7 @@ from kvd_daemon.core.blocks import Blocks
 from kvd_daemon.core.fences import Fences
 from kvd_daemon.core.prefix import PrefixIndex
 from kvd_daemon.core.quotas import Quotas
+from kvd_daemon.core.tiers import Arena
 
 PLAIN = (int, float, str, bytes, bool, type(None), Enum)
 
@@ -19,6 +20,8 @@ def snapshot(thing: object) -> object:
         return thing
     if isinstance(thing, Fences):  # the rest of it follows from the leases
         return thing.shown()
+    if isinstance(thing, Arena):  # which are free follows from those in use
+        return snapshot((thing.budget_bytes, thing.used_bytes, dict(thing.used())))
     if isinstance(thing, Quotas):  # who listens is no part of the state
         return snapshot({name: value for name, value in vars(thing).items() if name != "_on_return"})
     if isinstance(thing, Blocks):  # generations may be counted later

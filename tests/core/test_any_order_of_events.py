@@ -62,8 +62,14 @@ class AnyOrderOfEvents(
             assert (found.pool, found.blocks.tolist()) == (pin.pool, pin.blocks)
             assert (found.session_id, found.expires_ns) == (pin.session, pin.expires)
         assert set(self.device.pins) == set(self.world.pins)
+        self.check_slots()
         shelf = {place: lease.lease_id for place, lease in self.device.shelf.items()}
         assert shelf == {place: lease.lease_id for place, lease in self.world.shelf().items()}
+
+    def check_slots(self) -> None:
+        """Nobody else took them: what is parked stays as it was until it is fetched."""
+        [arena] = self.device.arenas.values()
+        assert {(pool, slot) for pool, slots in arena.used() for slot in slots} == set(self.world.slots)
 
     def check_lease(self, lease: WorldLease) -> None:
         found = self.device.leases[lease.lease_id]
@@ -129,6 +135,12 @@ CALM = {
     "another_daemon_takes_over": 0.2,
     "open": 0.4,
     "set_quotas": 0.1,
+    "set_tiers": 0.1,
+    "suspend": 2,
+    "abort_suspend": 0.3,
+    "resume": 3,
+    "finish_fetch": 2,
+    "abort_fetch": 0.5,
     "end_session": 0.2,
     "revoke": 0.2,
     "rehearse": 0.2,

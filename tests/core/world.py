@@ -96,6 +96,8 @@ class WorldLease:
     gave: int = 0
     branches: list[tuple[int, int]] = field(default_factory=list)
     copying: tuple[int, int] | None = None
+    parked: list[int] = field(default_factory=list)
+    stowed: list[int] = field(default_factory=list)
 
     def text_at(self, position: int) -> int:
         """Which text the token there is of: a fork goes on with its own, as each of `branches` says."""
@@ -138,6 +140,8 @@ class World:
         self.pins: dict[int, WorldPin] = {}
         self.quotas: dict[str, Quota] = {}
         self.default_quota = Quota()
+        self.tier_bytes = 0
+        self.slots: dict[tuple[str, int], list | None] = {}
 
     # -- derived ------------------------------------------------------------------------------
 
@@ -222,6 +226,7 @@ class World:
             "expired": e.LeaseExpiredError,
             "shelved": None,
             "resting": e.LeaseRestingError,
+            "suspended": e.LeaseSuspendedError,
         }[lease.state]
 
     # -- what happens -------------------------------------------------------------------------
@@ -257,9 +262,22 @@ class World:
         lease.known = len(lease.slots), lease.position
 
     def forget(self, lease: WorldLease) -> None:
+        self.drop_slots(lease, "parked")
         del self.leases[lease.lease_id]
 
+    def drop_slots(self, lease: WorldLease, which: str) -> None:
+        for slot in getattr(lease, which):
+            del self.slots[lease.pool, slot]
+        setattr(lease, which, [])
+
+    def lose_parked(self, lease: WorldLease) -> None:
+        """What was in the slots of a suspended lease is gone."""
+        self.drop_slots(lease, "parked")
+        lease.slots, lease.known, lease.fate = [], (0, lease.known[1]), "lost"
+        lease.compressed = lease.observed = 0
+
     def fence(self, lease: WorldLease, fate: str) -> None:
+        self.drop_slots(lease, "parked")
         lease.table, lease.sealed, lease.fate = lease.table[lease.sealed :], 0, fate
 
     def job_ended(self, lease: WorldLease) -> None:
@@ -319,11 +337,13 @@ class World:
             if lease.shelved is not None and lease.pool == name:
                 self.forget(lease)
             elif lease.pool == name and lease.lease_id not in self.lost:
+                self.drop_slots(lease, "parked")
                 self.lost[lease.lease_id] = pool
                 lease.table, lease.slots, lease.pending = [], [], []
                 lease.sealed = lease.compressed = lease.observed = 0
                 lease.known = 0, lease.known[1]
-                lease.fate = "lost" if lease.fate in ("active", "resting") else lease.fate
+                live = ("active", "resting", "suspended")
+                lease.fate = "lost" if lease.fate in live else lease.fate
 
     def restore(self, saved: WorldLease) -> None:
         current = self.leases[saved.lease_id]

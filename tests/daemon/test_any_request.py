@@ -5,7 +5,7 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.running_kvd import RunningKvd
+from tests.running_kvd import RunningKvd, running_kvd
 
 from kvd.errors import BY_REASON
 from kvd.v1 import attach_pb2 as ab
@@ -24,6 +24,13 @@ UNARY = [
     if not method.client_streaming and method.name not in FOR_ALL_OTHERS
 ]
 BOUNDED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+@pytest.fixture(scope="module")
+def shared_kvd(tmp_path_factory: pytest.TempPathFactory):
+    """With a host tier, so that leases can be suspended."""
+    with running_kvd(tmp_path_factory.mktemp("kvd"), "--host-tier", "16MiB") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,8 @@ _POOL_COUNTS = (
     "populated_bytes",
     "total_bytes",
     "waiting_calls",
+    "leases_suspended",
+    "parked_bytes",
     "wanted_blocks",
     "blocks_pinned",
     "leases_shelved",

@@ -6,6 +6,7 @@ from .free_runs import ids_of, runs_of
 from .invariants import InvariantError
 from .lease import Lease, LeaseState
 from .limits import Limits
+from .parked import Tier
 from .pins import Pin
 from .pool import Pool
 from .quotas import UNLIMITED, Need, Quota
@@ -16,6 +17,7 @@ from .results import (
     Compressed,
     CompressPlan,
     Extended,
+    FetchPlan,
     Forked,
     Granted,
     LeaseWish,
@@ -26,6 +28,7 @@ from .results import (
     QueryShape,
     Reclaimed,
     Revoked,
+    StowPlan,
     Unchanged,
 )
 from .session import Session, SessionIdentity, SessionState
@@ -41,6 +44,7 @@ __all__ = [
     "Compressed",
     "Device",
     "Extended",
+    "FetchPlan",
     "Forked",
     "Granted",
     "InvariantError",
@@ -64,6 +68,8 @@ __all__ = [
     "Session",
     "SessionIdentity",
     "SessionState",
+    "StowPlan",
+    "Tier",
     "Unchanged",
     "can_give",
     "ids_of",

@@ -60,9 +60,10 @@ from .results import (
     Unchanged,
 )
 from .session import Session, SessionIdentity, SessionState
+from .tier_events import TierEvents
 
 
-class Device:
+class Device(TierEvents):
     """Pools, sessions and leases of one device."""
 
     def __init__(self, memory_bytes: int, limits: Limits | None = None) -> None:
@@ -103,6 +104,7 @@ class Device:
             raise PoolInUseError(f"pool {name} has {len(pool.leases)} leases; release them first")
         for pin in [pin for pin in self.pins.values() if pin.pool == name]:
             pinning.drop(self._registry, pin)
+        self._registry.forget_slots(name)
         return self.pools.pop(name)
 
     def set_quotas(self, own: Mapping[str, Quota], default: Quota) -> None:

@@ -77,7 +77,7 @@ def revoke(registry: Registry, lease_id: int) -> Revoked:
     if lease.fate is LeaseState.SHELVED:  # nobody writes to it
         unshelve(registry, lease)
         return Revoked(lease, 0, deferred=False)
-    if lease.fate is not LeaseState.RESTING:
+    if lease.fate not in (LeaseState.RESTING, LeaseState.SUSPENDED):
         refuse_unless_active(lease)
     _fence(registry, lease, LeaseState.REVOKED)
     return Revoked(lease, len(lease.blocks), deferred=False)
@@ -116,6 +116,7 @@ def reclaim(registry: Registry, lease: Lease) -> int:
     held = len(lease.blocks)
     source = BlockState.QUARANTINED if lease.fate in QUARANTINED_FATES else BlockState.LEASED
     _drop(registry, lease, lease.sealed_blocks)
+    registry.drop_parked(lease)
     if lease.blocks:
         registry.pool_of(lease).give_back(lease.blocks.runs(), source, registry.tenants[lease.tenant])
     del registry.leases[lease.lease_id]
@@ -130,8 +131,9 @@ def reclaim(registry: Registry, lease: Lease) -> int:
 
 
 def _fence(registry: Registry, lease: Lease, fate: LeaseState) -> None:
-    """Share nothing any more; quarantine what the worker may still write to."""
+    """Share nothing any more, park nothing; quarantine what the worker may still write to."""
     _drop(registry, lease, lease.sealed_blocks)
+    registry.drop_parked(lease)
     if lease.blocks:
         registry.pool_of(lease).quarantine(lease.blocks.runs())
     lease.fate = fate

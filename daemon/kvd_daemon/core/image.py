@@ -20,6 +20,7 @@ from .eviction import OrderImage, restored
 from .free_runs import FreeRuns, IntArray
 from .lease import BlockTable, Lease
 from .names import Names, NamesImage, Node
+from .parked import Tier
 from .pins import Pin
 from .pool import Pool, PoolTotals
 from .prefix import PrefixIndex
@@ -98,6 +99,7 @@ def capture(device: Device) -> Image:
             "last_pin_id": registry.last_pin_id,
             "shelf": [lease.lease_id for lease in registry.shelf.values()],
             "tenants": dict(registry.tenants),
+            "tiers": {tier.value: arena.budget_bytes for tier, arena in registry.arenas.items()},
             "quotas": {"default": quotas.default, "own": dict(quotas.own), "held": dict(quotas.held)},
         },
         pools=[_pool_image(pool) for pool in registry.pools.values()],
@@ -218,6 +220,7 @@ def _restore_leases(registry: Registry, plain: Mapping[str, Any]) -> None:
         if lease.session_id in registry.sessions:
             registry.sessions[lease.session_id].leases[lease.lease_id] = lease
     _restore_owners(registry, plain)
+    _restore_slots(registry, plain)
     registry.fences.restore(registry.leases.values())
 
 
@@ -229,6 +232,15 @@ def _restore_owners(registry: Registry, plain: Mapping[str, Any]) -> None:
         if lease.shelved is None:
             raise ValueError(f"lease {lease.lease_id} is on no shelf")
         registry.shelf[lease.tenant, lease.pool, lease.shelved.key] = lease
+
+
+def _restore_slots(registry: Registry, plain: Mapping[str, Any]) -> None:
+    """Which slots are in use follows from the leases. An image of version 2 has none."""
+    for tier, budget_bytes in plain.get("tiers", {}).items():
+        registry.arenas[Tier(tier)].budget_bytes = budget_bytes
+    for lease in registry.leases.values():
+        for tier, slots in lease.slots():
+            registry.arenas[tier].claim(registry.pool_of(lease), slots)
 
 
 def _restore_pins(registry: Registry, plain: Mapping[str, Any]) -> None:

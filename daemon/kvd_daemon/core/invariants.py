@@ -9,10 +9,12 @@ from kvd.policy import Streaming
 
 from .blocks import NULL_BLOCK, BlockState
 from .lease import Compacting, Ending, Lease, LeaseState, Lending, Scrubbing
+from .parked import Fetching
 from .pins import Pin
 from .pool import Pool
 from .registry import Registry
 from .session import SessionState
+from .tiers import slot_bytes
 
 LIVE = (LeaseState.ACTIVE, LeaseState.RESTING)
 
@@ -41,6 +43,7 @@ def check(registry: Registry, memory_bytes: int) -> None:
     _check_shelf(registry)
     _check_fences(registry)
     _check_totals(registry)
+    _check_slots(registry)
     listed = [lease_id for pool in registry.pools.values() for lease_id in pool.leases]
     poolless = registry.leases.keys() - listed
     _hold(len(listed) + len(poolless) == len(registry.leases), "every lease is listed by its pool, once")
@@ -106,6 +109,9 @@ def _check_lease(registry: Registry, lease: Lease) -> None:
         named = pool.prefixes.has_name(int(lease.sealed[-1]))
         _hold(not named, f"{name}: a block that is not full has a name")
     _hold(len(set(lease.table.tolist())) == len(lease.blocks), f"{name} has a block twice")
+    suspended = lease.fate is LeaseState.SUSPENDED
+    _hold(suspended == (lease.parked is not None), f"{name} is suspended by half")
+    _hold(not (suspended and lease.blocks), f"{name} is suspended and has blocks")
     if isinstance(lease.job, Lending):
         _hold(lease.job.borrower_lease_id in registry.leases, f"{name} lends queries to nobody")
     if isinstance(lease.policy, Streaming) and lease.fate in LIVE:
@@ -180,7 +186,26 @@ def _own_blocks(lease: Lease) -> list[int]:
     own: list[int] = lease.writable.tolist()
     if isinstance(lease.job, Compacting) and not lease.job.target.in_place:
         own += lease.job.destination.tolist()
+    if isinstance(lease.job, Fetching):
+        own += lease.job.destination.tolist()
     return own
+
+
+def _check_slots(registry: Registry) -> None:
+    """Slots in use are those that leases have, each of one lease."""
+    for tier, arena in registry.arenas.items():
+        found: dict[str, list[int]] = {}
+        for lease in registry.leases.values():
+            for _, slots in [each for each in lease.slots() if each[0] is tier]:
+                found.setdefault(lease.pool, []).extend(slots.tolist())
+        expected = {pool: set(slots) for pool, slots in found.items() if slots}
+        _hold(
+            sum(map(len, found.values())) == sum(map(len, expected.values())),
+            f"{tier}: a slot is taken twice",
+        )
+        _hold(dict(arena.used()) == expected, f"{tier}: slots in use are not those that leases have")
+        used = sum(slot_bytes(registry.pools[pool].spec) * len(slots) for pool, slots in expected.items())
+        _hold(arena.used_bytes == used, f"{tier}: {arena.used_bytes} bytes in use, {used} counted")
 
 
 def _check_free(pool: Pool) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from kvd.policy import Policy, Streaming
 
 from .free_runs import IntArray, Run, ids_of, runs_of
+from .parked import Fetching, Parked, Stowing, Tier
 
 FENCE_GENERATION_BITS = 24  # bits of a fence's word; the lease's id has the other 40
 
@@ -17,6 +18,7 @@ class LeaseState(StrEnum):
     """COMPRESSING is busy with any job: compressing, observing, being scrubbed, lending its queries.
 
     SHELVED has no session: it was published and waits to be adopted. RESTING is left alone by its worker.
+    SUSPENDED has no blocks: what they held is parked.
     """
 
     ACTIVE = "active"
@@ -26,6 +28,7 @@ class LeaseState(StrEnum):
     EXPIRED = "expired"
     SHELVED = "shelved"
     RESTING = "resting"
+    SUSPENDED = "suspended"
 
 
 class Ending(StrEnum):
@@ -178,7 +181,7 @@ class Shelved:
     expires_ns: int
 
 
-Job = Scrubbing | Compacting | Observing | Lending
+Job = Scrubbing | Compacting | Observing | Lending | Stowing | Fetching
 
 
 @dataclass(eq=False, slots=True)
@@ -215,6 +218,7 @@ class Lease:
     shelved: Shelved | None = None
     floor: int = 0
     gave_blocks: int = 0
+    parked: Parked | None = None
 
     @property
     def state(self) -> LeaseState:
@@ -266,6 +270,13 @@ class Lease:
     def sink_blocks(self) -> int:
         """Table entries in use that hold sink tokens."""
         return min(self.sink_block_count, self.used_blocks)
+
+    def slots(self) -> list[tuple[Tier, IntArray]]:
+        """What it has in tiers, and what a job under way has for it."""
+        found = [(self.parked.tier, self.parked.slots)] if self.parked is not None else []
+        if isinstance(self.job, Stowing):
+            found.append((Tier.HOST, self.job.slots))
+        return found
 
     @property
     def streams(self) -> bool:

@@ -11,20 +11,24 @@ import numpy as np
 
 from . import handing, pinning
 from .ending import end_session, unshelve
+from .fetching import abort_fetch, lose_parked
 from .jobs import abort
 from .lease import BlockTable, Compacting, Lease, LeaseState, Observing, Scrubbing
+from .parked import Fetching, Stowing
 from .pool import Pool
 from .registry import Registry
 from .scrubbing import scrub_failed
 from .session import Session, SessionState
+from .suspending import abort_suspend
 
 
 @dataclass(frozen=True)
 class Losses:
-    """Pools whose memory is gone, and sessions whose processes are, by name."""
+    """Pools whose memory is gone, sessions whose processes are, pools whose host arena is: by name."""
 
     pools: Sequence[str] = ()
     sessions: Sequence[str] = ()
+    arenas: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Recovered:
     lost_pools: list[Pool]
 
 
-LIVE = (LeaseState.ACTIVE, LeaseState.RESTING)
+LIVE = (LeaseState.ACTIVE, LeaseState.RESTING, LeaseState.SUSPENDED)
 BACK = (*LIVE, LeaseState.SHELVED)
 
 
@@ -46,6 +50,7 @@ def recover(registry: Registry, now_ns: int, grace_ns: int, losses: Losses) -> R
     lost = _end_jobs(registry)
     for session_id in losses.sessions:
         end_session(registry, registry.known_session(session_id))
+    lost += _lose_arenas(registry, losses.arenas)
     pools = [registry.pool(name) for name in losses.pools]
     for pool in pools:
         lost += _lose(registry, pool)
@@ -72,7 +77,20 @@ def _end_jobs(registry: Registry) -> list[Lease]:
             in_place = lease.job.target.in_place
             abort(registry, lease.lease_id, lost=in_place)
             lost += [lease] * in_place
+        elif isinstance(lease.job, Stowing):
+            abort_suspend(registry, lease.lease_id)
+        elif isinstance(lease.job, Fetching):
+            abort_fetch(registry, lease.lease_id, lost=False)
     return lost
+
+
+def _lose_arenas(registry: Registry, pools: Sequence[str]) -> list[Lease]:
+    """What was parked for those pools is gone. Answers the leases that are lost by that."""
+    parked = [lease for lease in registry.leases.values() if lease.pool in pools and lease.parked is not None]
+    gone = [lease for lease in parked if lease.parked is not None and lease.parked.slots.size]
+    for lease in gone:
+        lose_parked(registry, lease)
+    return gone
 
 
 def _lose(registry: Registry, pool: Pool) -> list[Lease]:
@@ -80,6 +98,7 @@ def _lose(registry: Registry, pool: Pool) -> list[Lease]:
     leases = [registry.leases[lease_id] for lease_id in sorted(pool.leases)]
     lost = [lease for lease in leases if lease.fate in LIVE]
     for lease in leases:
+        registry.drop_parked(lease)
         lease.blocks = BlockTable(np.zeros(0, np.int32))
         lease.length = lease.sealed_blocks = lease.compressed_length = lease.observed_length = 0
         if lease.fate in LIVE:
@@ -93,4 +112,5 @@ def _lose(registry: Registry, pool: Pool) -> list[Lease]:
     for tenant, held in pool.holdings.held.items():
         registry.quotas.count(tenant, -held)
     del registry.pools[pool.name]
+    registry.forget_slots(pool.name)
     return lost

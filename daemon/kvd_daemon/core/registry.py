@@ -11,6 +11,7 @@ from kvd.errors import (
     LeaseNotFoundError,
     LeaseRestingError,
     LeaseRevokedError,
+    LeaseSuspendedError,
     LimitExceededError,
     NotOwnerError,
     PoolNotFoundError,
@@ -23,11 +24,13 @@ from kvd.limits import MAX_TOKENS_PER_LEASE
 from .fences import Fences
 from .lease import Lease, LeaseState
 from .limits import MAX_POSITION, MAX_TENANTS, Limits
+from .parked import Tier
 from .pins import Pin
 from .pool import Pool
 from .quotas import Quotas
 from .results import Progress
 from .session import Session, SessionState
+from .tiers import Arena
 
 
 class Registry:
@@ -46,6 +49,7 @@ class Registry:
         self.shelf: dict[tuple[str, str, str], Lease] = {}
         """Published leases by tenant, pool and key."""
         self.fences = Fences(limits.leases + 1)
+        self.arenas = {tier: Arena(tier) for tier in Tier}
 
     def pool(self, name: str) -> Pool:
         if name not in self.pools:
@@ -54,6 +58,17 @@ class Registry:
 
     def pool_of(self, lease: Lease) -> Pool:
         return self.pools[lease.pool]
+
+    def drop_parked(self, lease: Lease) -> None:
+        """What it has in slots is not wanted any more."""
+        if lease.parked is not None:
+            self.arenas[lease.parked.tier].give(self.pool_of(lease), lease.parked.slots)
+            lease.parked = None
+
+    def forget_slots(self, pool: str) -> None:
+        """The pool is no more; nothing is parked for it."""
+        for arena in self.arenas.values():
+            arena.forget(pool)
 
     def add_tenants(self, tenants: Sequence[str]) -> None:
         """Each gets an index from 1 on, unless it has one; all of them or none."""
@@ -128,6 +143,7 @@ _REFUSALS: dict[LeaseState, tuple[type[KvdError], str]] = {
     LeaseState.LOST: (LeaseLostError, "lost its bytes with a kernel worker; release it and prefill again"),
     LeaseState.REVOKED: (LeaseRevokedError, "was revoked by an operator; stop writing and release it"),
     LeaseState.RESTING: (LeaseRestingError, "rests; wake it first"),
+    LeaseState.SUSPENDED: (LeaseSuspendedError, "is suspended; resume it first"),
     LeaseState.EXPIRED: (LeaseExpiredError, "expired with its session; open a new session and lease again"),
 }
 

@@ -8,6 +8,7 @@ from kvd.policy import Dense, Policy
 
 from .free_runs import IntArray, Run
 from .lease import Lease
+from .parked import Parked
 from .pins import Pin
 
 
@@ -142,6 +143,30 @@ class ObservePlan:
     source: IntArray
     tokens: int
     observed_length: int
+
+
+@dataclass(frozen=True)
+class StowPlan:
+    """One job for the kernel worker: copy blocks `source` into `slots` of the host tier, one each.
+
+    The lease is busy until `finish_suspend` or `abort_suspend`.
+    """
+
+    lease: Lease
+    source: IntArray
+    slots: IntArray
+
+
+@dataclass(frozen=True)
+class FetchPlan:
+    """One job for the kernel worker: copy what is parked into blocks `destination`, one for each slot.
+
+    The lease is busy until `finish_fetch` or `abort_fetch`.
+    """
+
+    lease: Lease
+    parked: Parked
+    destination: IntArray
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from kvd_daemon.kernel.link import WorkerCommand
 from kvd_daemon.settings import Settings
 
 from .admission import Admission
+from .arenas import Arenas
 from .call_limits import CallLimits
 from .compressions import Compressions
 from .events import Draining, Ended
@@ -27,6 +28,7 @@ from .handing import Handing
 from .health import Health
 from .inheritance import Inheritance
 from .leases import Leases
+from .parking import Parking
 from .pools import Pools
 from .pressing import Pressing
 from .probing import Probing
@@ -43,7 +45,13 @@ MAX_TICK_S = 1.0  # seconds; what has no event of its own, a TTL that passed, is
 IDLE_BEFORE_CHECK_S = 0.5  # without a call for this long, the invariants are checked; probes come each second
 CHECK_INTERVAL_S = 10.0  # at most this often
 DRAIN_POLL_S = 0.02  # seconds between two looks at the leases that a drain waits for
-HELD = (LeaseState.ACTIVE, LeaseState.COMPRESSING, LeaseState.SHELVED, LeaseState.RESTING)
+HELD = (
+    LeaseState.ACTIVE,
+    LeaseState.COMPRESSING,
+    LeaseState.SHELVED,
+    LeaseState.RESTING,
+    LeaseState.SUSPENDED,
+)
 LOG = logging.getLogger("kvd.engine")
 
 
@@ -87,7 +95,9 @@ class Engine:
         self.sessions = Sessions(self.device, settings.session_ttl_ns, self.descriptors, self.gate)
         for session_id, pidfd in inheritance.pidfds.items():
             self.sessions.adopt(self.device.sessions[session_id], pidfd)
-        self.pools = Pools(self.device, memory, self._kernel, self.descriptors)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._arenas = Arenas(self.device, self._kernel, self.descriptors, inheritance.arenas, self.spawn)
+        self.pools = Pools(self.device, memory, self._kernel, self.descriptors, self._arenas)
         exhaustion = Exhaustion(self.device, self.sessions)
         self.admission = Admission(self.device, exhaustion)
         self.call_limits = CallLimits(self.device, self.gate)
@@ -98,8 +108,8 @@ class Engine:
         self.compressions = Compressions(self.device, self._kernel, exhaustion, self.revocations)
         self.pressing = Pressing(self.device, self.compressions, self.spawn)
         exhaustion.on_pressure(self.pressing.relieve)
+        self.parking = Parking(self.device, self._kernel, self._arenas, self.admission, self.revocations)
         self._reload_listeners: list[Callable[[Settings], None]] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._last_call_s = time.monotonic()
 
     @property
@@ -203,5 +213,6 @@ class Engine:
         """Nothing stays behind."""
         self.sessions.close()
         self.pools.close()
+        self._arenas.close()
         self.fences.close()
         self.gate.close()

@@ -19,6 +19,7 @@ from kvd_daemon.fd_store import DescriptorStore
 from kvd_daemon.journal import CallKinds, Found, Opened, RecordingDevice, open_journal
 from kvd_daemon.processes import has_exited
 
+from .arenas import arena_name
 from .pools import descriptors_of
 from .sessions import descriptor_of
 
@@ -43,13 +44,14 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Inheritance:
-    """State, memory and processes as they are now. `pidfds` of the device's sessions, by session id."""
+    """State, memory and processes as they are now. `pidfds` by session id, `arenas` by pool id."""
 
     device: RecordingDevice
     store: DescriptorStore
     fences: FenceMemory
     recovery: Recovery
     pidfds: dict[str, int] = field(default_factory=dict)
+    arenas: dict[str, int] = field(default_factory=dict)
 
 
 def open_state(
@@ -77,15 +79,18 @@ def inherit(opened: Opened, memory: DeviceMemory, store: DescriptorStore) -> Inh
     gone = [session_id for session_id in device.sessions if not _lives(session_id, fds)]
     recovered = Recovered([], [], [], [])
     if opened.found.state == "recovered":
-        recovered = device.recover(time.monotonic_ns(), GRACE_NS, Losses(lost, gone))
+        bare = [pool.name for pool in device.pools.values() if arena_name(pool) not in fds]
+        recovered = device.recover(time.monotonic_ns(), GRACE_NS, Losses(lost, gone, bare))
     fences = _fences(opened, store, fds)
     for name, pidfd in stand_ins.items():
         store.put(name, pidfd)
     pidfds = {session_id: fds[descriptor_of(session_id)] for session_id in device.sessions}
     spent_ns = opened.found.duration_ns + time.monotonic_ns() - began_ns
+    kept = {pool.pool_id: arena_name(pool) for pool in device.pools.values()}
+    arenas = {pool_id: fds[name] for pool_id, name in kept.items() if name in fds}
     recovery = _told(opened.found, recovered, spent_ns)
     LOG.info("%s", recovery)
-    return Inheritance(device, store, fences, recovery, pidfds)
+    return Inheritance(device, store, fences, recovery, pidfds, arenas)
 
 
 def _adopted(pool: Pool, memory: DeviceMemory, fds: Mapping[str, int]) -> bool:
@@ -125,7 +130,7 @@ def _fences(opened: Opened, store: DescriptorStore, fds: Mapping[str, int]) -> F
     word_count = device.limits.leases + 1
     in_use = {descriptor_of(session_id) for session_id in device.sessions}
     for pool in device.pools.values():
-        in_use.update(descriptors_of(pool))
+        in_use.update((*descriptors_of(pool), arena_name(pool)))
     if kept is not None and opened.found.state == "recovered":
         store.keep(in_use | {FENCE})
         fences = FenceMemory(kept, word_count)

@@ -13,6 +13,8 @@ from kvd_daemon.fd_store import DescriptorStore
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError, Priority
 from kvd_daemon.kernel.messages import MapPool, Populate
 
+from .arenas import Arenas
+
 POOL_ID_BYTES = 8  # unique among the pools of one device, whatever its daemons
 POPULATE_CHUNK_BYTES = 32 << 20  # bytes; some 10 ms of zeroing between two jobs that somebody waits for
 RETRY_POPULATE_S = 0.5  # after a chunk failed, with its worker or for lack of memory; doubled each time
@@ -29,13 +31,19 @@ class Pools:
     """A device's pools."""
 
     def __init__(
-        self, device: Device, memory: DeviceMemory, kernel: KernelClient, store: DescriptorStore
+        self,
+        device: Device,
+        memory: DeviceMemory,
+        kernel: KernelClient,
+        store: DescriptorStore,
+        arenas: Arenas,
     ) -> None:
         """Pools that the device has already are those of a daemon before: their memory was adopted."""
         self._device = device
         self._memory = memory
         self._kernel = kernel
         self._store = store
+        self._arenas = arenas
         self._populated_bytes: dict[str, int] = {}
         self._populating: dict[str, asyncio.Task[None]] = {}
         for pool in device.pools.values():

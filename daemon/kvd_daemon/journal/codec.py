@@ -29,6 +29,7 @@ from kvd_daemon.core.lease import (
     Standing,
     Target,
 )
+from kvd_daemon.core.parked import Fetching, Parked, Stowing, Tier
 from kvd_daemon.core.quotas import Quota
 from kvd_daemon.core.session import SessionState
 
@@ -41,8 +42,9 @@ CLASSES: tuple[type[Any], ...] = (
     Progress, LeaseWish, QueryShape, SessionIdentity, KVSpec, Limits, Losses, Quota,
     Keep, Dense, Streaming, SnapKV, Dual, H2O, Span, KeyDiff,
     Scrubbing, Standing, Target, Compacting, Observing, Lending, Offer, Shelved,
+    Parked, Stowing, Fetching,
 )  # fmt: skip
-ENUMS: tuple[type[Enum], ...] = (LeaseState, Ending, SessionState)
+ENUMS: tuple[type[Enum], ...] = (LeaseState, Ending, SessionState, Tier)
 
 INTEGER, TEXT, BYTES = b"isb"  # the commonest kinds
 TEXTS = (TEXT, BYTES)

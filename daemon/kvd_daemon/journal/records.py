@@ -4,6 +4,7 @@ The bytes are values one after the other: name, arguments and digest of each eve
 of a ToldCall.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from struct import Struct
@@ -13,17 +14,24 @@ from zlib import crc32
 import numpy as np
 
 from kvd.policy import H2O, Dense, Dual, KeyDiff, SnapKV, Span, Streaming
-from kvd_daemon.core import Device, Lease, Pool, Session
+from kvd_daemon.core import Device, Lease, Pool, Session, Tier
 
 from .calls import ToldCall
 from .codec import CodecError, Decoder, encode_tuple
 from .replies import Reply
 
-READS = {"check", "rehearse", "need_of_lease", "needs_of_extend", "leading"}  # methods that change nothing
+READS = {
+    "check",
+    "rehearse",
+    "need_of_lease",
+    "needs_of_extend",
+    "needs_of_resume",
+    "leading",
+}  # methods that change nothing
 EVENTS: dict[str, Callable[..., Any]] = {
     name: method
-    for name, method in vars(Device).items()
-    if callable(method) and not name.startswith("_") and name not in READS
+    for name, method in inspect.getmembers(Device, inspect.isfunction)
+    if not name.startswith("_") and name not in READS
 }
 """Every other method of Device is an event: what a journal has to know."""
 
@@ -110,6 +118,7 @@ _DIGESTS: dict[type[Any], Callable[[Any, int], int]] = {
     Lease: _digest_of_lease,
     Session: lambda session, before: _digest_of_text((session.session_id, session.renewed_ns), before),
     Pool: lambda pool, before: _digest_of_text((pool.name, pool.pool_id, pool.counts), before),
+    Tier: _digest_of_text,
     np.ndarray: lambda array, before: crc32(array.tobytes(), before),
     **dict.fromkeys((bool, int, str, type(None)), _digest_of_text),
     **dict.fromkeys((Dense, Streaming, SnapKV, Dual, H2O, Span, KeyDiff), _digest_of_text),

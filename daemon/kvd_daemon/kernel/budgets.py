@@ -27,6 +27,9 @@ def _step_bytes(request: m.Request, spec: KVSpec | None) -> int:
             return byte_count
         case m.Scrub():
             return SCRUB_STEP_BYTES
+        case m.Stow() | m.Fetch():
+            assert spec is not None, "a job of a pool that was mapped"
+            return spec.block_bytes
         case m.Compress() | m.Observe():
             assert spec is not None, "a job of a pool that was mapped"
             plane_bytes = request.source.size * spec.block_bytes // spec.layers

@@ -110,8 +110,10 @@ class KernelClient:
         if self._serving:
             self._enqueue(m.UnmapPool(pool_id), Priority.PLACES)
 
-    async def perform(self, request: m.Request, priority: Priority = Priority.CALLERS) -> m.Done:
-        """The job's result.
+    async def perform(
+        self, request: m.Request, priority: Priority = Priority.CALLERS, fds: Sequence[int] = ()
+    ) -> m.Done:
+        """The job's result. The descriptors that come with it stay the caller's, and open until then.
 
         Raises InvalidArgumentError if the kernels refuse its input, KernelWorkerUnavailableError if it
         was not begun, KernelDiedError if the worker died with it.
@@ -122,7 +124,7 @@ class KernelClient:
             raise _unavailable(RESTS)
         if len(self._waiting) >= MAX_QUEUED_JOBS:
             raise _unavailable(f"{MAX_QUEUED_JOBS} jobs wait for the kernel worker")
-        return await self._enqueue(request, priority)
+        return await self._enqueue(request, priority, fds)
 
     async def rest(self, patience_s: float) -> None:
         """Begin no job any more; returns when the one in work has ended, or after that time."""

@@ -4,6 +4,9 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kvd.spec import KVSpec
 from kvd_cuda.driver import Mapping, RegisteredMemory, map_legacy, map_shared
 from kvd_cuda.gpu.backend import CudaBackend
@@ -59,6 +62,20 @@ class CudaPool(MappedPool):
                 end += byte_count
         if end > begin:
             yield begin, end - begin
+
+    def _read_bytes(self, block_id: int, into: npt.NDArray[np.uint8]) -> int:
+        done = 0
+        for at, byte_count in self._segments(block_id):
+            self._device.read(at, into.ctypes.data + done, byte_count)
+            done += byte_count
+        return done
+
+    def _write_bytes(self, block_id: int, content: npt.NDArray[np.uint8]) -> int:
+        done = 0
+        for at, byte_count in self._segments(block_id):
+            self._device.write(at, content.ctypes.data + done, byte_count)
+            done += byte_count
+        return done
 
     def _zero(self, offset: int, byte_count: int) -> None:
         self._device.zero(offset, byte_count)

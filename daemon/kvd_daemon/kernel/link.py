@@ -91,6 +91,11 @@ class WorkerLink(asyncio.Protocol):
         assert self._transport is not None
         self._transport.write(wire.encode(request))
 
+    def write(self, rest: bytes) -> None:
+        """Of a frame whose beginning has been sent."""
+        assert self._transport is not None
+        self._transport.write(rest)
+
     def close(self) -> None:
         """Hear nothing more of it."""
         assert self._transport is not None
@@ -137,8 +142,9 @@ class WorkerProcess:
             self._link.send(request)
             return
         frame = wire.encode(request)
-        sent = socket.send_fds(self._raw, [frame], list(fds))
-        assert sent == len(frame), "a frame with descriptors is far smaller than the socket's buffer"
+        sent = socket.send_fds(self._raw, [frame[: wire.PREFIX.size]], list(fds))
+        assert sent == wire.PREFIX.size, "there is room for some bytes in an empty buffer"
+        self._link.write(frame[sent:])
 
     def kill(self) -> None:
         """None of its threads runs code of ours after this, even if the kernel keeps one for a while."""

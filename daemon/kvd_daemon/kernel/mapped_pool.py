@@ -97,6 +97,37 @@ class MappedPool:
     def _segments(self, block_id: int) -> list[tuple[int, int]]:
         return self.spec.block_segments(block_id, self.blocks_total)
 
+    def read_block(self, block_id: int, into: npt.NDArray[np.uint8]) -> None:
+        """Its bytes, then its positions and scores: all that a slot of a tier holds."""
+        at = self._read_bytes(block_id, into)
+        for plane in (self.positions, self.scores):
+            entries = plane[block_id].reshape(-1).view(np.uint8)
+            into[at : at + entries.size] = entries
+            at += entries.size
+
+    def write_block(self, block_id: int, content: npt.NDArray[np.uint8]) -> None:
+        """What `read_block` has read, into this block."""
+        at = self._write_bytes(block_id, content)
+        for plane in (self.positions, self.scores):
+            entries = plane[block_id].reshape(-1).view(np.uint8)
+            entries[:] = content[at : at + entries.size]
+            at += entries.size
+
+    def _read_bytes(self, block_id: int, into: npt.NDArray[np.uint8]) -> int:
+        """Answers how many."""
+        done = 0
+        for at, byte_count in self._segments(block_id):
+            into[done : done + byte_count] = self._flat[at : at + byte_count]
+            done += byte_count
+        return done
+
+    def _write_bytes(self, block_id: int, content: npt.NDArray[np.uint8]) -> int:
+        done = 0
+        for at, byte_count in self._segments(block_id):
+            self._flat[at : at + byte_count] = content[done : done + byte_count]
+            done += byte_count
+        return done
+
     def scrub(self, runs: IntArray, on_step: Callable[[], None]) -> None:
         """Zero the blocks of the runs and their sidecar entries; `on_step` after every SCRUB_STEP_BYTES."""
         for start, count in runs.tolist():

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+Checksums = npt.NDArray[np.uint32]
 
 
 def no_ids() -> IntArray:
@@ -112,6 +113,36 @@ class Observe(LeaseAt, QueriesAt):
 
 
 @dataclass(frozen=True)
+class Stow:
+    """Copy blocks into slots of a host arena, whose descriptor comes with it. int32 [n] each."""
+
+    pool_id: str
+    source: IntArray
+    slots: IntArray
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Copy slots of a host arena into blocks; its descriptor comes with it. `checksums` uint32 [n], of Stow.
+
+    Bytes that are damaged never get into a block: Done.damaged names their slots by index.
+    """
+
+    pool_id: str
+    slots: IntArray
+    destination: IntArray
+    checksums: Checksums
+
+
+@dataclass(frozen=True)
+class Punch:
+    """Give back the memory of slots; the descriptor of what they lie in comes with it."""
+
+    slot_bytes: int
+    slots: IntArray
+
+
+@dataclass(frozen=True)
 class Ready:
     """The worker's first word: everything is imported and compiled."""
 
@@ -132,12 +163,16 @@ class Done:
 
     kept_blocks     int32, indices into the table of the blocks kept, by-block only
     mass_retained   float32 [layers], empty without queries
+    checksums       uint32 [n], CRC-32 of what went into each slot
+    damaged         int32, indices of slots that do not hold what they did
     """
 
     kernel_ns: int = 0
     kept_tokens: int = 0
     kept_blocks: IntArray = field(default_factory=no_ids)
     mass_retained: FloatArray = field(default_factory=lambda: np.zeros(0, np.float32))
+    checksums: Checksums = field(default_factory=lambda: np.zeros(0, np.uint32))
+    damaged: IntArray = field(default_factory=no_ids)
 
 
 @dataclass(frozen=True)
@@ -148,7 +183,7 @@ class Failed:
     caller_mistake: bool
 
 
-Request = MapPool | UnmapPool | Populate | Scrub | Ping | Compress | Observe
+Request = MapPool | UnmapPool | Populate | Scrub | Ping | Compress | Observe | Stow | Fetch | Punch
 Reply = Ready | Working | Moving | Done | Failed
 Message = Request | Reply
 
@@ -162,6 +197,9 @@ BY_KIND: dict[str, type[Message]] = {
         Ping,
         Compress,
         Observe,
+        Stow,
+        Fetch,
+        Punch,
         Ready,
         Working,
         Moving,

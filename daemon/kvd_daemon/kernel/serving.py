@@ -3,10 +3,12 @@
 It owns nothing: everything it knows is told by the daemon, so it can be killed at any time and started again.
 """
 
+import contextlib
 import logging
 import os
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from kvd_daemon.kernel import wire
 from kvd_daemon.kernel.announcing import AnnouncingBackend
 from kvd_daemon.kernel.gpus import Gpus
 from kvd_daemon.kernel.mapped_pool import MappedPool
+from kvd_daemon.kernel.slots import fetch, punch, stow
 from kvd_daemon.kernel.warm import warm_up
 
 MAX_FDS = 2  # per message: a pool's bytes and its sidecar
@@ -57,6 +60,16 @@ class DaemonLink:
         pool_fd, sidecar_fd = self._fds
         self._fds = []
         return pool_fd, sidecar_fd
+
+    @contextlib.contextmanager
+    def lent_fd(self) -> Iterator[int]:
+        """The one descriptor of the message just received, for as long as it is worked on."""
+        [fd] = self._fds
+        self._fds = []
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     def send(self, reply: m.Reply) -> None:
         self._connection.sendall(wire.encode(reply))
@@ -127,6 +140,17 @@ class KernelWorker:
             case m.Scrub(pool_id, runs, copies):
                 self._pools[pool_id].scrub(runs, self._voice.step)
                 self._pools[pool_id].copy(copies, self._voice.step)
+            case m.Stow(pool_id, source, slots):
+                with self._link.lent_fd() as arena:
+                    sums = stow(self._pools[pool_id], source, slots, arena, self._voice.step)
+                return m.Done(checksums=sums)
+            case m.Fetch(pool_id, slots, destination, sums):
+                with self._link.lent_fd() as arena:
+                    pool, on_step = self._pools[pool_id], self._voice.step
+                    return m.Done(damaged=fetch(pool, slots, destination, sums, arena, on_step))
+            case m.Punch(slot_bytes, slots):
+                with self._link.lent_fd() as file:
+                    punch(file, slot_bytes, slots)
             case m.Observe():
                 self._observe(request)
             case m.Compress():

@@ -18,7 +18,7 @@ from kvd_daemon.kernel.messages import BY_KIND, Message
 PREFIX = struct.Struct("<II")
 MAX_HEADER_BYTES = 64 << 10  # bytes; names, numbers and a geometry
 MAX_BODY_BYTES = 128 << 20  # bytes; a block table of the largest pool, twice
-ARRAY_DTYPES = {"int32": np.int32, "float32": np.float32, "float64": np.float64}
+ARRAY_DTYPES = {"int32": np.int32, "uint32": np.uint32, "float32": np.float32, "float64": np.float64}
 
 
 class WireError(Exception):

@@ -55,6 +55,8 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
             lease_probe_age=age(engine.health.lease_age_s),
             kernel_probe_age=age(engine.kernel.age_s),
             recovery=recovery_view(engine.recovery),
+            host_tier_bytes=engine.parking.host_tier.budget_bytes,
+            host_tier_used_bytes=engine.parking.host_tier.used_bytes,
         )
 
     @answered

@@ -8,12 +8,13 @@ from kvd.convert import policy_to_proto
 from kvd.errors import DeviceUnavailableError, InvalidArgumentError
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
-from kvd_daemon.core import Change, Offer
+from kvd_daemon.core import Change, Lease, Offer
+from kvd_daemon.engine.admission import Asker
 from kvd_daemon.engine.health import HealthState
 from kvd_daemon.engine.sessions import OpenSession
 
-from .answering import Answering, Context, answered, begun, once, settled
-from .requests import progress_of, refuse_another_pool, wait_of
+from .answering import Answering, Conclude, Context, answered, begun, once, settled
+from .requests import asker_of, progress_of, refuse_another_pool, wait_of
 from .views import show_lease
 
 DEFAULT_MATCH_TTL_NS = 10 * 10**9  # ns; a lease follows its match in milliseconds, or waits in line
@@ -122,3 +123,47 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
         answer = pb.AdoptResponse(epoch=self.engine.epoch, policy=policy_to_proto(lease.policy))
         show_lease(Change(lease, 0), answer.lease)
         return answer
+
+    @answered
+    async def Suspend(self, request: pb.SuspendRequest, context: Context) -> pb.SuspendResponse:
+        opened = self.engine.sessions.by_token(request.session_token)
+        return await settled(
+            begun(
+                self.engine,
+                opened,
+                request,
+                lambda conclude: self.engine.spawn(self._suspend(opened, request, conclude)),
+            )
+        )
+
+    async def _suspend(
+        self, opened: OpenSession, request: pb.SuspendRequest, conclude: Conclude[pb.SuspendResponse]
+    ) -> pb.SuspendResponse:
+        def answer(lease: Lease) -> pb.SuspendResponse:
+            reply = pb.SuspendResponse(epoch=self.engine.epoch)
+            show_lease(Change(lease, 0), reply.lease)
+            return conclude(reply)
+
+        return await self.engine.parking.suspend(opened, progress_of(request.progress), answer)
+
+    @answered
+    async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:
+        """A call that waits for blocks has not begun yet: it ends with its caller."""
+        engine, opened = self.engine, self.engine.sessions.by_token(request.session_token)
+        asker = asker_of(opened, request, context.time_remaining)
+        outcome = await engine.admission.admitted(
+            asker,
+            lambda: begun(engine, opened, request, lambda conclude: self._resume(asker, request, conclude)),
+        )
+        return await settled(outcome) if isinstance(outcome, asyncio.Future) else outcome
+
+    def _resume(
+        self, asker: Asker, request: pb.ResumeRequest, conclude: Conclude[pb.ResumeResponse]
+    ) -> "asyncio.Future[pb.ResumeResponse]":
+        def answer(lease: Lease) -> pb.ResumeResponse:
+            reply = pb.ResumeResponse(epoch=self.engine.epoch)
+            show_lease(Change(lease, 0), reply.lease)
+            return conclude(reply)
+
+        plan = self.engine.parking.resume(asker, request.lease_id, request.generation)
+        return self.engine.spawn(self.engine.parking.fetched(plan, answer))

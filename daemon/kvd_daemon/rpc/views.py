@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from kvd.convert import spec_to_proto
 from kvd.v1 import kvd_pb2 as pb
 from kvd_daemon.core import UNLIMITED, Change, Lease, Pin, Pool, Session
-from kvd_daemon.core.lease import Shelved
+from kvd_daemon.core.lease import LeaseState, Shelved
 from kvd_daemon.engine.compressions import Outcome
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.inheritance import Recovery
@@ -84,6 +84,8 @@ def pool_status(engine: Engine, pool: Pool) -> pb.PoolStatus:
         waiting_calls=waiting_calls,
         wanted_blocks=wanted_blocks,
         leases_shelved=sum(lease.shelved is not None for lease in leases),
+        leases_suspended=sum(lease.fate is LeaseState.SUSPENDED for lease in leases),
+        parked_bytes=engine.parking.parked_bytes(pool),
         blocks_pinned=np.unique(np.concatenate(pinned)).size if pinned else 0,
     )
 

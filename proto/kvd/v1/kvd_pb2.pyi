@@ -1995,6 +1995,122 @@ class AdoptResponse(google.protobuf.message.Message):
 Global___AdoptResponse: typing_extensions.TypeAlias = AdoptResponse
 
 @typing.final
+class SuspendRequest(google.protobuf.message.Message):
+    """See ShareService.Suspend."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_TOKEN_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
+    session_token: builtins.bytes
+    """Secret of the session."""
+    request_id: builtins.str
+    """Idempotency key."""
+    @property
+    def progress(self) -> Global___LeaseProgress:
+        """Where the worker stands."""
+
+    def __init__(
+        self,
+        *,
+        session_token: builtins.bytes = ...,
+        request_id: builtins.str = ...,
+        progress: Global___LeaseProgress | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["progress", b"progress", "request_id", b"request_id", "session_token", b"session_token"]) -> None: ...
+
+Global___SuspendRequest: typing_extensions.TypeAlias = SuspendRequest
+
+@typing.final
+class SuspendResponse(google.protobuf.message.Message):
+    """See ShareService.Suspend."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    LEASE_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    @property
+    def lease(self) -> Global___LeaseState:
+        """The lease: its table is empty."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        lease: Global___LeaseState | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "lease", b"lease"]) -> None: ...
+
+Global___SuspendResponse: typing_extensions.TypeAlias = SuspendResponse
+
+@typing.final
+class ResumeRequest(google.protobuf.message.Message):
+    """See ShareService.Resume."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_TOKEN_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    LEASE_ID_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
+    MAX_WAIT_FIELD_NUMBER: builtins.int
+    session_token: builtins.bytes
+    """Secret of the session."""
+    request_id: builtins.str
+    """Idempotency key."""
+    lease_id: builtins.int
+    """The lease."""
+    generation: builtins.int
+    """Its generation, as Suspend has told."""
+    @property
+    def max_wait(self) -> google.protobuf.duration_pb2.Duration:
+        """As in LeaseRequest."""
+
+    def __init__(
+        self,
+        *,
+        session_token: builtins.bytes = ...,
+        request_id: builtins.str = ...,
+        lease_id: builtins.int = ...,
+        generation: builtins.int = ...,
+        max_wait: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["max_wait", b"max_wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["generation", b"generation", "lease_id", b"lease_id", "max_wait", b"max_wait", "request_id", b"request_id", "session_token", b"session_token"]) -> None: ...
+
+Global___ResumeRequest: typing_extensions.TypeAlias = ResumeRequest
+
+@typing.final
+class ResumeResponse(google.protobuf.message.Message):
+    """See ShareService.Resume."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    LEASE_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    @property
+    def lease(self) -> Global___LeaseState:
+        """The lease: all of its table is in `appended`."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        lease: Global___LeaseState | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "lease", b"lease"]) -> None: ...
+
+Global___ResumeResponse: typing_extensions.TypeAlias = ResumeResponse
+
+@typing.final
 class GetStatusRequest(google.protobuf.message.Message):
     """See AdminService.GetStatus."""
 
@@ -2030,6 +2146,8 @@ class PoolStatus(google.protobuf.message.Message):
     WANTED_BLOCKS_FIELD_NUMBER: builtins.int
     BLOCKS_PINNED_FIELD_NUMBER: builtins.int
     LEASES_SHELVED_FIELD_NUMBER: builtins.int
+    LEASES_SUSPENDED_FIELD_NUMBER: builtins.int
+    PARKED_BYTES_FIELD_NUMBER: builtins.int
     blocks_free: builtins.int
     """Blocks nobody uses."""
     blocks_leased: builtins.int
@@ -2064,6 +2182,10 @@ class PoolStatus(google.protobuf.message.Message):
     """Sealed blocks that a match or a pin keeps there."""
     leases_shelved: builtins.int
     """Published leases that wait to be adopted."""
+    leases_suspended: builtins.int
+    """Suspended leases."""
+    parked_bytes: builtins.int
+    """Bytes of the host tier that they take."""
     @property
     def pool(self) -> Global___Pool:
         """Name, geometry, totals."""
@@ -2089,9 +2211,11 @@ class PoolStatus(google.protobuf.message.Message):
         wanted_blocks: builtins.int = ...,
         blocks_pinned: builtins.int = ...,
         leases_shelved: builtins.int = ...,
+        leases_suspended: builtins.int = ...,
+        parked_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_pinned", b"blocks_pinned", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "leases_shelved", b"leases_shelved", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes", "waiting_calls", b"waiting_calls", "wanted_blocks", b"wanted_blocks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_pinned", b"blocks_pinned", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "leases_shelved", b"leases_shelved", "leases_suspended", b"leases_suspended", "parked_bytes", b"parked_bytes", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes", "waiting_calls", b"waiting_calls", "wanted_blocks", b"wanted_blocks"]) -> None: ...
 
 Global___PoolStatus: typing_extensions.TypeAlias = PoolStatus
 
@@ -2118,6 +2242,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     RECOVERY_FIELD_NUMBER: builtins.int
     LEASE_PROBE_AGE_FIELD_NUMBER: builtins.int
     KERNEL_PROBE_AGE_FIELD_NUMBER: builtins.int
+    HOST_TIER_BYTES_FIELD_NUMBER: builtins.int
+    HOST_TIER_USED_BYTES_FIELD_NUMBER: builtins.int
     epoch: builtins.str
     """Daemon incarnation."""
     device: builtins.str
@@ -2142,6 +2268,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     """Kernel worker process id; 0 while there is none."""
     kernel_restarts: builtins.int
     """Kernel workers that died or were replaced since the daemon started."""
+    host_tier_bytes: builtins.int
+    """Bytes that leases may be parked in; see ShareService.Suspend."""
+    host_tier_used_bytes: builtins.int
+    """Of those in use."""
     @property
     def pools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PoolStatus]:
         """Pools by name."""
@@ -2182,9 +2312,11 @@ class GetStatusResponse(google.protobuf.message.Message):
         recovery: Global___Recovery | None = ...,
         lease_probe_age: google.protobuf.duration_pb2.Duration | None = ...,
         kernel_probe_age: google.protobuf.duration_pb2.Duration | None = ...,
+        host_tier_bytes: builtins.int = ...,
+        host_tier_used_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["kernel_probe_age", b"kernel_probe_age", "lease_probe_age", b"lease_probe_age", "recovery", b"recovery", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "device_kind", b"device_kind", "epoch", b"epoch", "health", b"health", "health_detail", b"health_detail", "kernel_pid", b"kernel_pid", "kernel_probe_age", b"kernel_probe_age", "kernel_restarts", b"kernel_restarts", "lease_probe_age", b"lease_probe_age", "memory_bytes", b"memory_bytes", "memory_used_bytes", b"memory_used_bytes", "pid", b"pid", "pools", b"pools", "recovery", b"recovery", "sessions", b"sessions", "start_time", b"start_time", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "device_kind", b"device_kind", "epoch", b"epoch", "health", b"health", "health_detail", b"health_detail", "host_tier_bytes", b"host_tier_bytes", "host_tier_used_bytes", b"host_tier_used_bytes", "kernel_pid", b"kernel_pid", "kernel_probe_age", b"kernel_probe_age", "kernel_restarts", b"kernel_restarts", "lease_probe_age", b"lease_probe_age", "memory_bytes", b"memory_bytes", "memory_used_bytes", b"memory_used_bytes", "pid", b"pid", "pools", b"pools", "recovery", b"recovery", "sessions", b"sessions", "start_time", b"start_time", "version", b"version"]) -> None: ...
 
 Global___GetStatusResponse: typing_extensions.TypeAlias = GetStatusResponse
 
@@ -2274,7 +2406,9 @@ class LeaseInfo(google.protobuf.message.Message):
     tenant: builtins.str
     """Its tenant."""
     state: builtins.str
-    """"active", "compressing", "resting", "lost", "revoked", "expired" or "shelved" (published, no session)."""
+    """"active", "compressing", "resting", "suspended", "lost", "revoked", "expired" or "shelved" (published, no
+    session).
+    """
     generation: builtins.int
     """Fencing token."""
     length: builtins.int

@@ -628,6 +628,16 @@ class ShareServiceStub(object):
                 request_serializer=kvd_dot_v1_dot_kvd__pb2.WakeRequest.SerializeToString,
                 response_deserializer=kvd_dot_v1_dot_kvd__pb2.WakeResponse.FromString,
                 _registered_method=True)
+        self.Suspend = channel.unary_unary(
+                '/kvd.v1.ShareService/Suspend',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.SuspendRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.SuspendResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/kvd.v1.ShareService/Resume',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.ResumeResponse.FromString,
+                _registered_method=True)
 
 
 class ShareServiceServicer(object):
@@ -701,6 +711,23 @@ class ShareServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Suspend(self, request, context):
+        """Copies a lease's blocks to the host tier and gives them back to the pool. The caller promises to have
+        stopped writing. The lease has no slots until it is resumed; renewals, TTL and release are as ever.
+        Errors: those of Extend, TIER_FULL, KERNEL_WORKER_UNAVAILABLE (the lease is as it was).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Brings a suspended lease back into blocks of its own, with all it had. Errors: those of Extend,
+        KERNEL_WORKER_UNAVAILABLE (it is suspended still), LEASE_LOST (what was parked is damaged or gone).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShareServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -743,6 +770,16 @@ def add_ShareServiceServicer_to_server(servicer, server):
                     servicer.Wake,
                     request_deserializer=kvd_dot_v1_dot_kvd__pb2.WakeRequest.FromString,
                     response_serializer=kvd_dot_v1_dot_kvd__pb2.WakeResponse.SerializeToString,
+            ),
+            'Suspend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Suspend,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.SuspendRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.SuspendResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.ResumeRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.ResumeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -963,6 +1000,60 @@ class ShareService(object):
             '/kvd.v1.ShareService/Wake',
             kvd_dot_v1_dot_kvd__pb2.WakeRequest.SerializeToString,
             kvd_dot_v1_dot_kvd__pb2.WakeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Suspend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.ShareService/Suspend',
+            kvd_dot_v1_dot_kvd__pb2.SuspendRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.SuspendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.ShareService/Resume',
+            kvd_dot_v1_dot_kvd__pb2.ResumeRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

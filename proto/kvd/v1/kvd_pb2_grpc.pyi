@@ -654,7 +654,39 @@ _ShareServiceWakeType = typing_extensions.TypeVar(
     ],
 )
 
-class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinType, _ShareServiceUnpinType, _ShareServiceForkType, _ShareServicePublishType, _ShareServiceAdoptType, _ShareServiceRestType, _ShareServiceWakeType]):
+_ShareServiceSuspendType = typing_extensions.TypeVar(
+    '_ShareServiceSuspendType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.SuspendRequest,
+        kvd.v1.kvd_pb2.SuspendResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.SuspendRequest,
+        kvd.v1.kvd_pb2.SuspendResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.SuspendRequest,
+        kvd.v1.kvd_pb2.SuspendResponse,
+    ],
+)
+
+_ShareServiceResumeType = typing_extensions.TypeVar(
+    '_ShareServiceResumeType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ResumeRequest,
+        kvd.v1.kvd_pb2.ResumeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ResumeRequest,
+        kvd.v1.kvd_pb2.ResumeResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ResumeRequest,
+        kvd.v1.kvd_pb2.ResumeResponse,
+    ],
+)
+
+class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinType, _ShareServiceUnpinType, _ShareServiceForkType, _ShareServicePublishType, _ShareServiceAdoptType, _ShareServiceRestType, _ShareServiceWakeType, _ShareServiceSuspendType, _ShareServiceResumeType]):
     """Blocks and leases that change hands: prefixes found by their hashes, leases given to other sessions.
     Request ids as in LeaseService.
     """
@@ -693,6 +725,14 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
             kvd.v1.kvd_pb2.WakeRequest,
             kvd.v1.kvd_pb2.WakeResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.SuspendRequest,
+            kvd.v1.kvd_pb2.SuspendResponse,
+        ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.ResumeRequest,
+            kvd.v1.kvd_pb2.ResumeResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -728,6 +768,14 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
         grpc.aio.UnaryUnaryMultiCallable[
             kvd.v1.kvd_pb2.WakeRequest,
             kvd.v1.kvd_pb2.WakeResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.SuspendRequest,
+            kvd.v1.kvd_pb2.SuspendResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.ResumeRequest,
+            kvd.v1.kvd_pb2.ResumeResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -772,6 +820,17 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
     Errors: those of Extend.
     """
 
+    Suspend: _ShareServiceSuspendType
+    """Copies a lease's blocks to the host tier and gives them back to the pool. The caller promises to have
+    stopped writing. The lease has no slots until it is resumed; renewals, TTL and release are as ever.
+    Errors: those of Extend, TIER_FULL, KERNEL_WORKER_UNAVAILABLE (the lease is as it was).
+    """
+
+    Resume: _ShareServiceResumeType
+    """Brings a suspended lease back into blocks of its own, with all it had. Errors: those of Extend,
+    KERNEL_WORKER_UNAVAILABLE (it is suspended still), LEASE_LOST (what was parked is damaged or gone).
+    """
+
 ShareServiceAsyncStub: typing_extensions.TypeAlias = ShareServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.MatchRequest,
@@ -804,6 +863,14 @@ ShareServiceAsyncStub: typing_extensions.TypeAlias = ShareServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.WakeRequest,
         kvd.v1.kvd_pb2.WakeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.SuspendRequest,
+        kvd.v1.kvd_pb2.SuspendResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.ResumeRequest,
+        kvd.v1.kvd_pb2.ResumeResponse,
     ],
 ]
 
@@ -891,6 +958,27 @@ class ShareServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[kvd.v1.kvd_pb2.WakeResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.WakeResponse]]:
         """The lease as it is by now, when a pruning under way has ended; harmless of one that does not rest.
         Errors: those of Extend.
+        """
+
+    @abc.abstractmethod
+    def Suspend(
+        self,
+        request: kvd.v1.kvd_pb2.SuspendRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.SuspendResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.SuspendResponse]]:
+        """Copies a lease's blocks to the host tier and gives them back to the pool. The caller promises to have
+        stopped writing. The lease has no slots until it is resumed; renewals, TTL and release are as ever.
+        Errors: those of Extend, TIER_FULL, KERNEL_WORKER_UNAVAILABLE (the lease is as it was).
+        """
+
+    @abc.abstractmethod
+    def Resume(
+        self,
+        request: kvd.v1.kvd_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.ResumeResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.ResumeResponse]]:
+        """Brings a suspended lease back into blocks of its own, with all it had. Errors: those of Extend,
+        KERNEL_WORKER_UNAVAILABLE (it is suspended still), LEASE_LOST (what was parked is damaged or gone).
         """
 
 def add_ShareServiceServicer_to_server(servicer: ShareServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,0 +1,64 @@
+"""Leases that leave the pool for a while."""
+
+from typing import TYPE_CHECKING, Any
+
+from kvd.v1 import kvd_pb2 as pb
+from kvd_client._calls import LeaseCall, held
+from kvd_client._checked import seconds
+from kvd_client._handle import LeaseHandle
+from kvd_client._session import Session, new_request_id
+from kvd_client._waiting import wait_seconds, waiting
+
+if TYPE_CHECKING:
+    from kvd_client._pool import Pool
+
+COPY_S = 60.0  # a kernel worker copies a gigabyte in a second or two, but others may come first
+
+
+def patience_seconds(session: Session, timeout: float | None) -> float:
+    """Of calls that copy. Raises InvalidArgumentError."""
+    return max(COPY_S, session.timeout_s) if timeout is None else seconds("timeout", timeout)
+
+
+class Parkable:
+    """Base of `Lease`."""
+
+    pool: "Pool"
+    handle: LeaseHandle
+
+    def suspend(self, timeout: float | None = None) -> None:
+        """Park what it holds in the daemon's host tier and give all its blocks back, until `resume`.
+
+        Asks the daemon. You promise to have stopped writing; kernels that read or wrote the lease have
+        finished. Until it is resumed it has no slots: calls that need some raise LeaseSuspendedError. Nobody
+        else's lease is touched for it. Raises TierFullError, KernelWorkerUnavailableError (it is as it was).
+        """
+        patience_s = patience_seconds(self.pool.session, timeout)
+        with held(self.pool.session, [self.handle]):
+            request = pb.SuspendRequest(request_id=new_request_id(), progress=self.handle.progress())
+            _make(self, self.pool.session.share_service.Suspend, request, patience_s)
+
+    def resume(self, wait: float = 0.0, timeout: float | None = None) -> None:
+        """Go on with a suspended lease: all it had, in other blocks. Take table and slots anew.
+
+        `wait` as in `Pool.lease`. Asks the daemon. Raises PoolExhaustedError, QuotaExceededError,
+        KernelWorkerUnavailableError (it is suspended still), LeaseLostError (what was parked is damaged).
+        """
+        wait_s, patience_s = wait_seconds(wait), patience_seconds(self.pool.session, timeout)
+        with held(self.pool.session, [self.handle]):
+            request = pb.ResumeRequest(
+                request_id=new_request_id(),
+                lease_id=self.handle.lease_id,
+                generation=self.handle.state.generation,
+            )
+            with waiting(request, wait_s):
+                _make(self, self.pool.session.share_service.Resume, request, patience_s + wait_s)
+
+
+def _make(lease: Parkable, method: Any, request: Any, timeout_s: float) -> Any:
+    handle = lease.handle
+
+    def apply(answer: Any) -> None:
+        handle.learn(handle.state.after(answer.lease))
+
+    return LeaseCall([handle], method, request, apply).make(lease.pool.session, timeout_s)

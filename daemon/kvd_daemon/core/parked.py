@@ -1,0 +1,45 @@
+"""What lies in slots of a tier instead of blocks, and the jobs that move it there and back."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from .free_runs import IntArray
+
+Checksums = np.ndarray[tuple[int], np.dtype[Any]]
+"""uint32 [slots], CRC-32 of what each slot holds."""
+
+
+class Tier(StrEnum):
+    """Where slots are."""
+
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parked:
+    """A lease's blocks in slots, in table order, and how the lease stood then."""
+
+    tier: Tier
+    slots: IntArray
+    checksums: Checksums
+    length: int
+    position: int
+    compressed_length: int
+    observed_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stowing:
+    """The kernel worker copies the lease's blocks into `slots`."""
+
+    slots: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """The kernel worker copies what is parked into `destination`."""
+
+    destination: IntArray

@@ -1,0 +1,69 @@
+"""The part of `Device` about what lies in slots of a tier instead of blocks."""
+
+from collections.abc import Sequence
+
+from . import fetching, suspending
+from .lease import Lease
+from .parked import Tier
+from .pool import Pool
+from .quotas import Need
+from .registry import Registry
+from .results import FetchPlan, Progress, StowPlan
+from .tiers import Arena
+
+
+class TierEvents:
+    """Base of `Device`, as which it is used."""
+
+    _registry: Registry
+
+    @property
+    def arenas(self) -> dict[Tier, Arena]:
+        """The tiers."""
+        return self._registry.arenas
+
+    def set_tiers(self, host_bytes: int) -> None:
+        """How many bytes may be parked from now on; what is parked stays."""
+        self._registry.arenas[Tier.HOST].budget_bytes = host_bytes
+
+    def begin_suspend(self, session_id: str, progress: Progress, now_ns: int) -> StowPlan:
+        """Plan to park a lease. It is busy, and else as it was, until finished or aborted.
+
+        Raises what `extend` does of a lease, TierFullError, InvalidArgumentError.
+        """
+        session = self._registry.live_session(session_id, now_ns)
+        return suspending.begin_suspend(self._registry, session, progress)
+
+    def finish_suspend(self, lease_id: int, checksums: Sequence[int]) -> Lease:
+        """Its slots hold its bytes: the lease is suspended, its blocks go back."""
+        return suspending.finish_suspend(self._registry, lease_id, checksums)
+
+    def abort_suspend(self, lease_id: int) -> Lease:
+        """They do not: it is as it was."""
+        return suspending.abort_suspend(self._registry, lease_id)
+
+    def needs_of_resume(
+        self, session_id: str, lease_id: int, generation: int, now_ns: int
+    ) -> list[tuple[Pool, Need]]:
+        """What `begin_resume` would take now, as `needs_of_extend`."""
+        session = self._registry.live_session(session_id, now_ns)
+        lease = fetching.suspended(self._registry, session, lease_id, generation)
+        return fetching.needs_of(self._registry, lease)
+
+    def begin_resume(self, session_id: str, lease_id: int, generation: int, now_ns: int) -> FetchPlan:
+        """Plan to bring a suspended lease back. It is busy until finished or aborted.
+
+        Raises SessionNotFoundError, SessionExpiredError, LeaseNotFoundError, NotOwnerError, LeaseBusyError,
+        StaleGenerationError, PoolExhaustedError, QuotaExceededError, what became of the lease,
+        InvalidArgumentError.
+        """
+        session = self._registry.live_session(session_id, now_ns)
+        return fetching.begin_resume(self._registry, session, lease_id, generation)
+
+    def finish_fetch(self, lease_id: int) -> Lease:
+        """Its blocks hold its bytes: the lease goes on, its slots are free."""
+        return fetching.finish_fetch(self._registry, lease_id)
+
+    def abort_fetch(self, lease_id: int, lost: bool) -> Lease:
+        """Not lost: it is suspended still. Lost: what was parked is damaged or gone, and so is the lease."""
+        return fetching.abort_fetch(self._registry, lease_id, lost)

@@ -1,0 +1,144 @@
+"""Leases are suspended and resumed. The kernel worker is played here; slots are memory of the model's own."""
+
+from hypothesis.stateful import precondition, rule
+
+from kvd import errors as e
+from kvd_daemon.core import FetchPlan, StowPlan
+
+from .driver import Chance, Driver, Refusal, any_lease, anything
+from .quota_rules import Shortage
+from .world import WorldLease
+
+BUDGETS = (0, 20 * 4096, 60 * 4096)  # bytes; a slot of these small blocks is a page
+SLOT = 4096
+
+
+class TierRules(Driver):
+    """set_tiers; suspend and resume begun, finished, aborted, lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stows: dict[int, StowPlan] = {}
+        self.fetches: dict[int, FetchPlan] = {}
+        self.world.tier_bytes = BUDGETS[-1]
+        self.device.set_tiers(BUDGETS[-1])
+
+    @rule(chance=anything)
+    def set_tiers(self, chance: Chance) -> None:
+        self.world.tier_bytes = chance.choice([*BUDGETS, BUDGETS[-1]])
+        self.device.set_tiers(self.world.tier_bytes)
+
+    @precondition(any_lease)
+    @rule(chance=anything)
+    def suspend(self, chance: Chance) -> None:
+        lease = self.a_lease(chance, busy=False, scratch=False)
+        session, pool = self.owner(lease, chance), self.world.pool_of(lease)
+        source = lease.table if lease.streams else lease.table[: -(-len(lease.slots) // pool.block_size)]
+        error = self.refusal(session, lease) or self.stow_refusal(lease, len(source))
+        progress = self.progress(lease)
+        plan = self.ask(error, lambda: self.device.begin_suspend(session, progress, self.world.now))
+        if plan is None:
+            return
+        assert plan.source.tolist() == source
+        self.take_slots(lease, plan.slots.tolist())
+        self.world.learn(lease)
+        lease.busy, self.stows[lease.lease_id] = True, plan
+
+    def stow_refusal(self, lease: WorldLease, count: int) -> Refusal:
+        if lease.scratch:
+            return e.InvalidArgumentError
+        free = self.world.tier_bytes - SLOT * len(self.world.slots)
+        return e.TierFullError if count * SLOT > max(0, free) else None
+
+    def take_slots(self, lease: WorldLease, slots: list[int]) -> None:
+        places = [(lease.pool, slot) for slot in slots]
+        assert not set(places) & set(self.world.slots), "a slot is taken twice"
+        assert len(set(places)) == len(places)
+        self.world.slots |= dict.fromkeys(places)
+        lease.stowed = slots
+
+    @precondition(lambda self: self.stows)
+    @rule(chance=anything)
+    def finish_suspend(self, chance: Chance) -> None:
+        lease_id = chance.choice(sorted(self.stows))
+        plan, lease = self.stows.pop(lease_id), self.world.leases[lease_id]
+        sums = [self.sum_of(slot) for slot in lease.stowed]
+        self.ask(e.InvalidArgumentError, lambda: self.device.finish_suspend(lease_id, [*sums, 1]))
+        pool = self.world.pool_of(lease)
+        for block, slot in zip(plan.source.tolist(), lease.stowed, strict=True):
+            self.world.slots[lease.pool, slot] = list(pool.content.get(block, [None] * pool.block_size))
+        self.device.finish_suspend(lease_id, sums)
+        lease.parked, lease.stowed = lease.stowed, []
+        lease.table, lease.sealed, lease.fate = [], 0, "suspended"
+        lease.generation += 1
+        self.world.job_ended(lease)
+
+    def sum_of(self, slot: int) -> int:
+        return slot * 1_000_003 % 2**32
+
+    @precondition(lambda self: self.stows)
+    @rule(chance=anything)
+    def abort_suspend(self, chance: Chance) -> None:
+        lease_id = chance.choice(sorted(self.stows))
+        self.device.abort_suspend(lease_id)
+        self.suspend_undone(lease_id)
+
+    def suspend_undone(self, lease_id: int) -> None:
+        del self.stows[lease_id]
+        self.world.drop_slots(self.world.leases[lease_id], "stowed")
+        self.world.job_ended(self.world.leases[lease_id])
+
+    @precondition(lambda self: any(lease.parked for lease in self.world.leases.values()))
+    @rule(chance=anything)
+    def resume(self, chance: Chance) -> None:
+        parked = [lease for lease in self.world.leases.values() if lease.parked]
+        lease = chance.choice(parked if chance.random() < 0.95 else list(self.world.leases.values()))
+        session, generation = self.owner(lease, chance), lease.generation - (chance.random() < 0.05)
+        error = self.resume_refusal(session, lease, generation)
+        asked = session, lease.lease_id, generation, self.world.now
+        plan = self.ask(error, lambda: self.device.begin_resume(*asked))
+        if plan is None:
+            return
+        blocks = plan.destination.tolist()
+        assert plan.parked.slots.tolist() == lease.parked
+        assert plan.parked.checksums.tolist() == [self.sum_of(slot) for slot in lease.parked]
+        self.world.take(lease, blocks)
+        for block in blocks[:1]:  # what an aborted job leaves behind
+            self.world.pool_of(lease).write(block, 0, (lease.tenant, "half fetched", 0))
+        lease.destination, lease.busy, self.fetches[lease.lease_id] = blocks, True, plan
+
+    def resume_refusal(self, session: str, lease: WorldLease, generation: int) -> Refusal:
+        error = self.refusal(session, lease)
+        if error is not e.LeaseSuspendedError:
+            return error or e.InvalidArgumentError
+        if generation != lease.generation:
+            return e.StaleGenerationError
+        return Shortage(self.world, lease.tenant, lease.pool, len(lease.parked)).error
+
+    @precondition(lambda self: self.fetches)
+    @rule(chance=anything)
+    def finish_fetch(self, chance: Chance) -> None:
+        lease_id = chance.choice(sorted(self.fetches))
+        plan, lease = self.fetches.pop(lease_id), self.world.leases[lease_id]
+        pool = self.world.pool_of(lease)
+        for block, slot in zip(plan.destination.tolist(), lease.parked, strict=True):
+            pool.content[block] = list(self.world.slots[lease.pool, slot])
+        self.device.finish_fetch(lease_id)
+        self.world.drop_slots(lease, "parked")
+        lease.table, lease.destination, lease.fate = lease.destination, [], "active"
+        lease.generation += 1
+        self.world.job_ended(lease)
+
+    @precondition(lambda self: self.fetches)
+    @rule(chance=anything)
+    def abort_fetch(self, chance: Chance) -> None:
+        lease_id, lost = chance.choice(sorted(self.fetches)), chance.random() < 0.3
+        self.device.abort_fetch(lease_id, lost)
+        if lost:
+            self.world.lose_parked(self.world.leases[lease_id])
+        self.fetch_undone(lease_id)
+
+    def fetch_undone(self, lease_id: int) -> None:
+        del self.fetches[lease_id]
+        self.world.leases[lease_id].destination = []
+        self.world.job_ended(self.world.leases[lease_id])
