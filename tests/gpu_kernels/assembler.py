@@ -4,6 +4,8 @@ import importlib.util
 import os
 import re
 import subprocess
+import tempfile
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,11 +22,16 @@ STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) by
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel takes: registers a thread, bytes of stack and spills a thread, shared bytes a block."""
+    """What one kernel takes: registers a thread, bytes of stack and spills a thread, shared bytes a block.
+
+    code_bytes, seconds  of the machine code, and what the assembler took for it
+    """
 
     registers: int
     stack_bytes: int
     shared_bytes: int
+    code_bytes: int
+    seconds: float
 
 
 def ptx_of(kernel: Kernel) -> Ptx:
@@ -43,10 +50,13 @@ def ptxas() -> Path:
 
 def assembled(ptx: Ptx, architecture: str) -> Resources:
     """What `ptx` takes on an architecture such as "sm_90"; AssertionError in ptxas's words if it refuses."""
-    command = [ptxas(), "-v", f"-arch={architecture}", "-", "-o", os.devnull]
-    done = subprocess.run(command, input=ptx.text, capture_output=True, text=True, check=False)
+    with tempfile.NamedTemporaryFile() as made:
+        command, began = [ptxas(), "-v", f"-arch={architecture}", "-", "-o", made.name], time.perf_counter()
+        done = subprocess.run(command, input=ptx.text, capture_output=True, text=True, check=False)
+        seconds, code_bytes = time.perf_counter() - began, os.path.getsize(made.name)
     assert done.returncode == 0, f"{ptx.name} on {architecture}: {done.stderr}"
     used, stack, shared = (pattern.search(done.stderr) for pattern in (USED, STACK, SHARED))
     assert used is not None, done.stderr
     assert stack is not None, done.stderr
-    return Resources(int(used[1]), sum(map(int, stack.groups())), int(shared[1]) if shared else 0)
+    spills = sum(map(int, stack.groups()))
+    return Resources(int(used[1]), spills, int(shared[1]) if shared else 0, code_bytes, seconds)

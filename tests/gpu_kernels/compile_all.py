@@ -20,17 +20,23 @@ ASSEMBLERS = 2  # at once
 
 def main(names: list[str]) -> int:
     """0 if all compile within their budgets; prints the largest takers and every failure."""
-    failures, taken = [], []
+    failures, taken, code, texts = [], [], [], 0
     with ThreadPoolExecutor(ASSEMBLERS) as pool:
         for kernel in (kernel for name in names or FAMILIES for kernel in FAMILIES[name]()):
             ptx = ptx_of(kernel)
+            texts += len(ptx.text)
             for resources in pool.map(lambda a, p=ptx: assembled(p, a), ARCHITECTURES):
+                code.append((resources.code_bytes, resources.seconds))
                 taken.append((resources.registers, resources.shared_bytes, kernel.name))
                 failures += _problems(kernel, resources)
     for registers, shared_bytes, name in sorted(set(taken), reverse=True)[:10]:
         print(f"{registers:4} registers {shared_bytes:6} shared bytes  {name}")
     count = len({name for *_, name in taken})
     print(f"{count} kernels on {len(ARCHITECTURES)} architectures, {len(failures)} over budget")
+    sizes, seconds = zip(*code, strict=True)
+    print(
+        f"{texts / 1e6:.1f} MB of PTX, {sum(sizes) / 1e6:.1f} MB of machine code; ptxas {sum(seconds):.0f} s"
+    )
     for failure in sorted(set(failures)):
         print(failure)
     return 1 if failures else 0

@@ -1,6 +1,10 @@
-"""CudaBackend over the fake driver, its kernels in the interpreter, keeps and moves what HostBackend does."""
+"""CudaBackend keeps and moves what HostBackend does: over the fake driver, and on a GPU (`make test-gpu`)."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ from kvd_cuda.backend import NAN_SCORES, WRONG_LSE
 from kvd_cuda.gpu.device_lease import Columns
 from kvd_cuda.gpu.placing import Needs, column_groups
 
+from .assembler import ROOT
 from .twin_cases import PLANS
 
 RUN = "from tests.gpu_kernels.twin_cases import main; main()"
@@ -19,10 +24,25 @@ OUT_OF_PLACE = [f"{name}, out of place" for name, (_, plan) in PLANS.items() if 
 IN_PARTS = ["dual, in parts", "span by block, in parts", "h2o, in parts"]
 
 
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+SANITIZER = ("compute-sanitizer", "--error-exitcode", "9")  # part of NVIDIA's toolkit; used where it is there
+
+
+def on_a_real_gpu() -> str:
+    """What the cases print there."""
+    prefix = SANITIZER if shutil.which(SANITIZER[0]) else ()
+    command = [*prefix, sys.executable, "-c", RUN]
+    ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return next(line for line in ran.stdout.splitlines() if line.startswith("{"))
+
+
+@pytest.fixture(scope="module", params=["fake", pytest.param("real", marks=pytest.mark.gpu)])
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    if request.param == "real":
+        outcomes: dict[str, Any] = json.loads(on_a_real_gpu())
+        return outcomes
     with fake_gpus(memory=64 << 20) as gpus:
-        outcomes: dict[str, Any] = json.loads(gpus.run(RUN))
+        outcomes = json.loads(gpus.run(RUN))
     return outcomes
 
 

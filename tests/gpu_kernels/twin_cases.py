@@ -1,4 +1,4 @@
-"""Compressions on a fake GPU and on the host, of the same lease: `python -m tests.gpu_kernels.twin_cases`.
+"""Compressions on a GPU and on the host, of the same lease: `python -m tests.gpu_kernels.twin_cases`.
 
 Prints a JSON object: for each case its `Outcome`, or the message of the KernelInputError that both gave.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from tests.gpu_kernels.assembler import PTX_CACHE
-from tests.gpu_kernels.on_fake_gpu import Twins, the_device, twins
+from tests.gpu_kernels.on_gpu import Twins, the_device, twins
 from tests.kernels.leases import Shape, make_queries, query_values
 
 from kvd_cuda import reference

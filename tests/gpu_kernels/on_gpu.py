@@ -1,4 +1,4 @@
-"""A lease on a fake GPU beside its twin on the host, for processes that find the fake driver."""
+"""A lease on a GPU, real or fake, beside its twin on the host."""
 
 import ctypes
 import os
