@@ -68,9 +68,9 @@ class FakeGpus:
         """Processes that have (or had) a CUDA context."""
         return {int(path.name.split("-")[2]) for path in self.folder.glob("context-*")}
 
-    def synchronized(self, pid: int) -> bool:
-        """Whether that process has waited for a stream."""
-        return (self.folder / f"synchronized-{pid}").exists()
+    def synchronized(self, pid: int, stream: int = 0) -> bool:
+        """Whether that process has waited for a stream; 1 is that of copies that wait by themselves."""
+        return (self.folder / f"synchronized-{pid}-{stream}").exists()
 
     def lose(self, device: int) -> None:
         """For processes that start from now on, until `find`."""

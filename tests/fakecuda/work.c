@@ -41,7 +41,7 @@ CUresult cuStreamSynchronize(CUstream stream) {
   NEED_CONTEXT;
   const char *marker = getenv("FAKECUDA_DIR");
   char path[4096];
-  snprintf(path, sizeof path, "%s/synchronized-%d", marker ? marker : "", getpid()); /* for tests to see */
+  snprintf(path, sizeof path, "%s/synchronized-%d-%zu", marker ? marker : "", getpid(), (size_t)stream); /* for tests to see */
   close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
   return CUDA_SUCCESS;
 }

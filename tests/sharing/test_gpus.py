@@ -97,6 +97,12 @@ def test_a_commit_waits_for_the_stream_that_it_names_and_for_no_other(on_gpu: Si
     assert on_gpu.gpus.synchronized(worker.process.pid)
 
 
+def test_bytes_that_a_worker_wrote_from_host_memory_have_arrived_when_it_goes_on(on_gpu: Site) -> None:
+    worker = on_gpu.worker()
+    worker.fill(pool=new_pool(worker), lease="a", tokens=16, value=1.0)
+    assert on_gpu.gpus.synchronized(worker.process.pid, stream=1)
+
+
 def test_the_control_process_has_no_context_and_the_kernel_worker_has_one(on_gpu: Site) -> None:
     worker = on_gpu.worker()
     worker.fill(pool=new_pool(worker), lease="a", tokens=160, value=1.0)

@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from kvd_cuda.driver.devices import Gpu
 
+LEGACY_STREAM = 1  # CU_STREAM_LEGACY: the one that copies without a stream are made in
+
 
 class Mapping:
     """`address` is good on the GPU, not for the CPU. The mapping goes with its last user, or by `close`.
 
-    Copies wait until they are done; they do not wait for kernels in streams of others.
+    Copies return when they are done, for everybody; they do not wait for kernels in streams of others.
     """
 
     def __init__(self, gpu: Gpu, address: int, byte_count: int, unmap: Callable[[], None]) -> None:
@@ -25,6 +27,8 @@ class Mapping:
         self._check(offset, byte_count)
         with self.gpu.context():
             self.gpu.driver.call("cuMemcpyHtoD_v2", self.address + offset, source, byte_count)
+            # It may return as soon as the bytes are staged: another process, or stream, could read too early.
+            self.gpu.driver.call("cuStreamSynchronize", LEGACY_STREAM)
 
     def read(self, offset: int, target: int, byte_count: int) -> None:
         """Copy to host address `target`."""
