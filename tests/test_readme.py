@@ -6,17 +6,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
-from tests.running_kvd import PATIENCE_S, running_kvd
+from tests.running_kvd import PATIENCE_S, eventually, running_kvd
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import kvd_client
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README, EXAMPLE = REPOSITORY / "README.md", REPOSITORY / "examples" / "worker.py"
-WORKER, TRANSFORMERS, SHARING = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+WORKER, TRANSFORMERS, SHARING, RESTING = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 
 
 def test_the_worker_runs_and_compresses(tmp_path: Path) -> None:
@@ -52,6 +53,32 @@ def test_the_sharing_program_prefills_a_prompt_once_and_hands_a_sample_over(tmp_
             assert names["receiver"].length == 100
             names["receiver"].release()
         assert prefilled == [100, 4]
+
+
+def test_the_resting_program_gives_way_when_it_is_asked_and_while_it_rests(tmp_path: Path) -> None:
+    with running_kvd(tmp_path) as kvd, kvd_client.connect(kvd.run_dir) as client:
+        pool = client.pool("pool", kvd_client.KVSpec(layers=1, kv_heads=1, head_dim=8), 300)
+
+        def others_want(blocks: int) -> None:
+            with pool.lease(tokens=16 * blocks, wait=PATIENCE_S):
+                pass
+
+        def prefill(lease: kvd_client.Lease) -> None:
+            lease.write(0, lease.extend(4096), torch.rand(4096, 1, 8), torch.rand(4096, 1, 8))
+            lease.commit(4096)
+            if asked:
+                Thread(target=others_want, args=(200,)).start()
+                eventually(lambda: lease.compress_wanted == 1024, "the wish")
+
+        for asked in (True, False):
+            sleeping = RESTING.replace("lease.rest()", "lease.rest(); others_want(200)")
+            names: dict[str, Any] = {"pool": pool, "kvd_client": kvd_client, "prefill": prefill}
+            names |= {"q": torch.rand(1, 32, 2, 8), "others_want": others_want}
+            exec(sleeping.replace("...", "prefill(lease)"), names)
+            lease = names["lease"]
+            assert (lease.length, lease.position) == (1024, 4096)
+            assert names["given"] == (0 if asked else 3072)
+            lease.release()
 
 
 def test_the_transformers_program_generates_from_a_compressed_lease(tmp_path: Path) -> None:
