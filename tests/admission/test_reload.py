@@ -156,7 +156,7 @@ def test_a_tenant_that_is_called_otherwise_now_keeps_nothing_and_loses_nothing(
         return f'[[access.rules]]\nuid = {os.geteuid()}\n{roles}\ntenant = "{tenant}"\n' + quota(tenant, 40)
 
     config.write(rule("old"))
-    kvd = start_kvd("--config", str(tmp_path / "kvd.toml"), "--session-ttl", "5s")
+    kvd = start_kvd("--config", str(tmp_path / "kvd.toml"), "--session-ttl", "4s")
     worker = OperatorsWorker(kvd.run_dir)
     worker.create_pool()
     [lease] = worker.lease(30 * BLOCK)
@@ -167,7 +167,7 @@ def test_a_tenant_that_is_called_otherwise_now_keeps_nothing_and_loses_nothing(
     with OperatorsWorker(kvd.run_dir) as renamed:
         assert own_tenant(renamed) == "new"
         [other] = renamed.lease(30 * BLOCK)
-        eventually(lambda: renamed.pool_status().blocks_quarantined == 30, "the old session's TTL")
+        eventually(lambda: renamed.quarantined() == 30, "the old session's TTL")
         assert {name: tenant.blocks for name, tenant in renamed.tenants().items()} == {"old": 30, "new": 30}
         renamed.renew()
         with pytest.raises(grpc.RpcError) as refused:
