@@ -12,7 +12,6 @@ from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
 
 NOT_FINITE = "accumulated scores are NaN or infinite; observe the lease again"
-NO_KEYDIFF = "keydiff scores on the host only so far; compress this lease with snapkv, span or streaming"
 NAN_KEYS = "keys are NaN or infinite; check what was written"
 NAN_SCORES = "attention scores are NaN or infinite; check the queries and keys written"
 WRONG_LSE = "row_lse is not that of these queries and keys; correct it or leave it out"

@@ -6,6 +6,7 @@ from itertools import product
 from kvd_cuda.gpu import (
     blocks,
     compaction,
+    keydiff,
     merge,
     observe,
     pooling,
@@ -39,6 +40,17 @@ def small_kernels() -> Iterator[Kernel]:
     yield from (observe.accumulate_kernel(), observe.gather_scores_kernel(), blocks.scrub_kernel())
     for word in compaction.WORDS:
         yield from (compaction.compact_kernel(word), blocks.copy_kernel(word))
+
+
+def keydiffs() -> Iterator[Kernel]:
+    """All dtypes."""
+    yield keydiff.anchors_kernel()
+    for dtype in ITEM_BYTES:
+        yield from (
+            keydiff.scales_kernel(dtype),
+            keydiff.parts_kernel(dtype),
+            keydiff.distinctness_kernel(dtype),
+        )
 
 
 def rotations() -> Iterator[Kernel]:

@@ -1,6 +1,6 @@
 """Compiles every specialisation of every kernel, assembles each for every architecture, checks budgets.
 
-    python -m tests.gpu_kernels.compile_all [FAMILY ...]     families: small rotate scalar tensor
+    python -m tests.gpu_kernels.compile_all [FAMILY ...]     families: small keydiff rotate scalar tensor
 
 About five minutes on two cores, less where the cache has the PTX. Needs no GPU.
 """
@@ -12,9 +12,15 @@ from kvd_cuda.gpu.compile import ARCHITECTURES
 from kvd_cuda.gpu.kernel import Kernel
 
 from .assembler import Resources, assembled, ptx_of
-from .catalogue import check_budget, rotations, scalar_scores, small_kernels, tensor_scores
+from .catalogue import check_budget, keydiffs, rotations, scalar_scores, small_kernels, tensor_scores
 
-FAMILIES = {"small": small_kernels, "rotate": rotations, "scalar": scalar_scores, "tensor": tensor_scores}
+FAMILIES = {
+    "small": small_kernels,
+    "keydiff": keydiffs,
+    "rotate": rotations,
+    "scalar": scalar_scores,
+    "tensor": tensor_scores,
+}
 ASSEMBLERS = 2  # at once
 
 

@@ -12,16 +12,16 @@ import pytest
 from tests.fakecuda import fake_gpus
 from tests.kernels.leases import Shape, make_lease
 
-from kvd_cuda.backend import NAN_SCORES, WRONG_LSE
+from kvd_cuda.backend import NAN_KEYS, NAN_SCORES, WRONG_LSE
 from kvd_cuda.gpu.device_lease import Columns
 from kvd_cuda.gpu.placing import Needs, column_groups
 
 from .assembler import ROOT
-from .twin_cases import PLANS
+from .twin_cases import PARTED, PLANS
 
 RUN = "from tests.gpu_kernels.twin_cases import main; main()"
 OUT_OF_PLACE = [f"{name}, out of place" for name, (_, plan) in PLANS.items() if plan.method != "span_block"]
-IN_PARTS = ["dual, in parts", "span by block, in parts", "h2o, in parts"]
+IN_PARTS = [f"{name}, in parts" for name in PARTED]
 
 
 SANITIZER = ("compute-sanitizer", "--error-exitcode", "9")  # part of NVIDIA's toolkit; used where it is there
@@ -59,6 +59,10 @@ def test_bytes_positions_and_attention_are_the_host_backends(found: dict[str, An
 @pytest.mark.parametrize("case", ["a key that is NaN", "a query that is NaN"])
 def test_nan_is_refused(found: dict[str, Any], case: str) -> None:
     assert found[case] == NAN_SCORES
+
+
+def test_nan_keys_are_refused_by_keydiff(found: dict[str, Any]) -> None:
+    assert found["a key that is NaN, to keydiff"] == NAN_KEYS
 
 
 def test_a_wrong_log_sum_exp_is_refused(found: dict[str, Any]) -> None:

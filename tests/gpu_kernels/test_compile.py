@@ -11,7 +11,7 @@ from kvd_cuda.gpu.compile import ARCHITECTURES, compiled
 from kvd_cuda.gpu.merge import merge_kernel
 
 from .assembler import assembled, ptx_of
-from .catalogue import check_budget, small_kernels
+from .catalogue import check_budget, keydiffs, small_kernels
 
 SCORING = [
     scores_mma.statistics_kernel("bfloat16", 64, 4),
@@ -23,7 +23,7 @@ SCORING = [
 ]
 
 
-@pytest.mark.parametrize("kernel", list(small_kernels()), ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("kernel", [*small_kernels(), *keydiffs()], ids=lambda kernel: kernel.name)
 def test_small_kernels_fit_the_oldest_architecture(kernel) -> None:
     check_budget(kernel, assembled(ptx_of(kernel), ARCHITECTURES[0]))
 

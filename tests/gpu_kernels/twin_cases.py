@@ -38,12 +38,15 @@ PLANS = {
     "span by token": (FP16, SPAN),
     "span by block": (BF16, replace(SPAN, method="span_block")),
     "h2o": (FP32, H2O),
+    "keydiff": (FP16, CompressPlan(method="keydiff", target_tokens=48, window=12, sinks=4)),
     "streaming": (FP8, CompressPlan(method="streaming", target_tokens=48, sinks=4)),
     "streaming with rope": (
         FP16,
         CompressPlan(method="streaming", target_tokens=48, sinks=4, rope=ROPE),
     ),
 }
+PARTED = ("dual", "span by block", "h2o", "keydiff")
+"""Those that are done with so little scratch memory, too, that one column comes after the other."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,14 @@ def mass_error(mine: CompressResult, theirs: CompressResult) -> float:
     return float(np.abs(mine.mass_retained - theirs.mass_retained).max())
 
 
-def refusal(device: KernelDevice, spoil: Callable[[Twins, WindowQueries], WindowQueries]) -> str:
+def refusal(
+    device: KernelDevice, spoil: Callable[[Twins, WindowQueries], WindowQueries], plan: CompressPlan = SNAPKV
+) -> str:
     """What the GPU says to a lease, or queries, that `spoil` made unusable."""
     pair = twins(device, FP32, 1)
     queries = spoil(pair, make_queries(np.random.default_rng(2), FP32, 8))
     try:
-        run(pair.backend, pair.planes, SNAPKV, pair.queries(queries))
+        run(pair.backend, pair.planes, plan, pair.queries(queries))
     except KernelInputError as error:
         return str(error)
     finally:
@@ -144,9 +149,10 @@ def main() -> None:
             )
     found["with log-sum-exps"] = asdict(compare(device, BF16, SNAPKV, lse=True))
     small = the_device(PTX_CACHE, 24 << 10)
-    for name in ("dual", "span by block", "h2o"):
+    for name in PARTED:
         found[f"{name}, in parts"] = asdict(compare(small, *PLANS[name]))
     found["a key that is NaN"] = refusal(device, nan_key)
+    found["a key that is NaN, to keydiff"] = refusal(device, nan_key, PLANS["keydiff"][1])
     found["a query that is NaN"] = refusal(device, nan_query)
     found["a wrong log-sum-exp"] = refusal(device, lambda pair, queries: with_lse(pair, queries, 0.2))
     found["no room"] = refusal(the_device(PTX_CACHE, 8 << 10), lambda _, queries: queries)

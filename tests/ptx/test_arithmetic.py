@@ -68,6 +68,7 @@ def test_binary_operations_are_numpys(instruction, kind, x, y, expected) -> None
         ("neg.f32", "f32", F32, -F32),
         ("abs.f32", "f32", F32, np.abs(F32)),
         ("rcp.rn.f32", "f32", F32, 1 / F32),
+        ("sqrt.rn.f32", "f32", np.abs(F32), np.sqrt(np.abs(F32))),
     ],
 )
 def test_unary_operations_are_numpys(instruction, kind, x, expected) -> None:
@@ -76,6 +77,15 @@ def test_unary_operations_are_numpys(instruction, kind, x, expected) -> None:
 
 def test_popc_counts_ones() -> None:
     assert computed("popc.b32 d, a;", "u32", ("b32", U32)).tolist() == [bin(x).count("1") for x in U32]
+
+
+@pytest.mark.parametrize(("kind", "x", "y"), [("b32", U32, V32), ("b64", S64, T64)])
+def test_bfi_puts_low_bits_into_their_place(kind, x, y) -> None:
+    bits, base = (values.view(f"u{values.itemsize}") for values in (x, y))
+    found = computed(f"bfi.{kind} d, a, b, 10, 17;", kind, (kind, bits), (kind, base))
+    mask = ((1 << 17) - 1) << 10
+    right = [int(b) & ~mask | int(a) << 10 & mask for a, b in zip(bits, base, strict=True)]
+    assert found.tolist() == right
 
 
 def test_fma_rounds_once() -> None:

@@ -16,17 +16,18 @@ from functools import partial
 
 import numpy as np
 
-from kvd_cuda.backend import NO_KEYDIFF, NOT_FINITE, Backend, BlockRanks, TokenSelection, check_compaction
+from kvd_cuda.backend import NAN_KEYS, NOT_FINITE, Backend, BlockRanks, TokenSelection, check_compaction
 from kvd_cuda.dtypes import DoubleArray, IntArray
 from kvd_cuda.errors import KernelInputError
 from kvd_cuda.gpu.device import KernelDevice, rounded
 from kvd_cuda.gpu.device_lease import Columns, DeviceLease
 from kvd_cuda.gpu.launch_choice import block_masses, mass, rank_blocks, rank_tokens, select
+from kvd_cuda.gpu.launch_keydiff import Distinctness, distinctness, segments_of
 from kvd_cuda.gpu.launch_moves import Compaction, Rotation, accumulate, compact, gather_scores, rotate
 from kvd_cuda.gpu.placing import DeviceSidecar, Needs, column_groups, place
 from kvd_cuda.gpu.scratch_queries import ScratchQueries
 from kvd_cuda.gpu.selection import SelectShape
-from kvd_cuda.gpu.voting import Electorate
+from kvd_cuda.gpu.voting import Electorate, refuse_long_keys
 from kvd_cuda.plan import CompressPlan, Rope
 from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
@@ -101,7 +102,27 @@ class CudaBackend(Backend):
 
     def distinct_tokens(self, planes: KVPlanes, plan: CompressPlan, recent: int) -> TokenSelection:
         """See Backend."""
-        raise KernelInputError(NO_KEYDIFF)
+        lease, chosen, device = self._begin(planes), _Chosen(planes, plan), self._device
+        refuse_long_keys(lease)
+        shape = SelectShape(planes.length, plan.sinks, planes.length - recent, planes.length, chosen.count)
+        dim, segments = lease.k.head_dim, segments_of(lease)
+        column = (
+            3 * FLOAT_BYTES * planes.length + DOUBLE_BYTES * dim * (segments + 1) + INT_BYTES * chosen.count
+        )
+        for columns in self._groups(planes, Needs(column)):
+            room = Distinctness(
+                scales=device.room(columns.count * planes.length, np.float64),
+                parts=device.room(columns.count * segments * dim, np.float64),
+                anchors=device.room(columns.count * dim, np.float64),
+                scores=device.room(columns.count * planes.length),
+            )
+            kept = device.room(columns.count * chosen.count, np.int32)
+            device.run(distinctness(lease, columns, room))
+            device.run(select(columns.count, shape, room.scores, kept))
+            if not np.isfinite(device.get(room.anchors, (columns.count, dim), np.float64)).all():
+                raise KernelInputError(NAN_KEYS)
+            chosen.take_kept(device, columns, kept)
+        return TokenSelection(chosen.kept, None)
 
     def observe(self, planes: KVPlanes, queries: WindowQueries) -> None:
         """See Backend. NaN is found group by group: columns before have been added to."""
@@ -192,17 +213,20 @@ class _Chosen:
 
     def __init__(self, planes: KVPlanes, plan: CompressPlan) -> None:
         self.count = plan.target_tokens
-        self._kept = np.empty((planes.layers, planes.kv_heads, self.count), np.int32)
+        self.kept = np.empty((planes.layers, planes.kv_heads, self.count), np.int32)
         self._mass = np.zeros((planes.layers, planes.kv_heads))
 
     def take(
         self, device: KernelDevice, columns: Columns, at: tuple[int, int], scale: "float | DoubleArray"
     ) -> None:
         """Kept slots and masses of some columns, the latter to be multiplied by `scale`."""
-        shape = (columns.layers, columns.heads)
-        self._kept[_of(columns)] = device.get(at[0], (*shape, self.count), np.int32)
+        self.take_kept(device, columns, at[0])
         masses = device.get(at[1], (columns.count,), np.float64) * scale
-        self._mass[_of(columns)] = masses.reshape(shape)
+        self._mass[_of(columns)] = masses.reshape(columns.layers, columns.heads)
+
+    def take_kept(self, device: KernelDevice, columns: Columns, at: int) -> None:
+        """Kept slots of some columns."""
+        self.kept[_of(columns)] = device.get(at, (columns.layers, columns.heads, self.count), np.int32)
 
     def selection(self) -> TokenSelection:
-        return TokenSelection(self._kept, self._mass.mean(axis=1).astype(np.float32))
+        return TokenSelection(self.kept, self._mass.mean(axis=1).astype(np.float32))

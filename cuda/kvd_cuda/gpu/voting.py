@@ -59,10 +59,7 @@ class Electorate:
 
         Raises KernelInputError for keys that are too long.
         """
-        if self.lease.k.head_dim > MAX_HEAD_DIM:
-            raise KernelInputError(
-                f"keys of {self.lease.k.head_dim} elements; kernels score up to {MAX_HEAD_DIM}: use streaming"
-            )
+        refuse_long_keys(self.lease)
         rows, segments = self.queries.count * self.group, -(-self.end // SEGMENT)
         floats = 3 * rows * segments + 2 * rows + (2 + slot_floats) * self.end + 1
         return Needs(floats * FLOAT_BYTES, self.queries.layer_bytes())
@@ -98,3 +95,11 @@ class Electorate:
         pooled = self.device.room(pooling.rows * pooling.scored)
         self.device.run(pool(pooling, seen.sums if by_sum else seen.peaks, pooled))
         return pooling, pooled
+
+
+def refuse_long_keys(lease: DeviceLease) -> None:
+    """Raise KernelInputError for keys that kernels do not score."""
+    if lease.k.head_dim > MAX_HEAD_DIM:
+        raise KernelInputError(
+            f"keys of {lease.k.head_dim} elements; kernels score up to {MAX_HEAD_DIM}: use streaming"
+        )

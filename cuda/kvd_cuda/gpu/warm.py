@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvd_cuda.gpu import merge, observe, pooling, selection
+from kvd_cuda.gpu import keydiff, merge, observe, pooling, selection
 from kvd_cuda.gpu.device import KernelDevice
 from kvd_cuda.gpu.device_lease import DeviceLease, DeviceQueries
 from kvd_cuda.gpu.kernel import Kernel
@@ -25,7 +25,7 @@ def warm_up(device: KernelDevice, planes: KVPlanes, sidecar: DeviceSidecar) -> N
     """
     device.rewind()
     lease = place(device, planes, sidecar)
-    for kernel in (*_scoring(lease), *_choosing(), *_moving(lease)):
+    for kernel in (*_scoring(lease), *_choosing(), *_moving(lease), *_pruning(lease.dtype)):
         device.ready(kernel)
 
 
@@ -52,3 +52,9 @@ def _moving(lease: DeviceLease) -> Iterator[Kernel]:
     move = Compaction(columns=lease.columns, goal=0, kept=0, count=1, in_place=True)
     yield from (launch.kernel for launch in compact(lease, move))
     yield from (observe.accumulate_kernel(), observe.gather_scores_kernel())
+
+
+def _pruning(dtype: str) -> Iterator[Kernel]:
+    """KeyDiff: asked for by the daemon itself when a pool is full, so it had better be there."""
+    yield from (keydiff.scales_kernel(dtype), keydiff.parts_kernel(dtype))
+    yield from (keydiff.anchors_kernel(), keydiff.distinctness_kernel(dtype))

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import PtxError
-from .operands import BITS
+from .operands import BITS, Number
 from .program import Instruction
 from .registry import operation
 from .threads import Threads
@@ -37,6 +37,7 @@ elementwise("not", np.invert)
 elementwise("neg", np.negative)
 elementwise("abs", np.abs)
 elementwise("rcp", np.reciprocal)
+elementwise("sqrt", np.sqrt)
 
 
 def fused(x: Array, y: Array, z: Array) -> Array:
@@ -95,6 +96,18 @@ def _product(instruction: Instruction, x: Array, y: Array) -> Array:
     double = f"{x.dtype.kind}{2 * x.dtype.itemsize}"
     high: Array = (x.astype(double) * y.astype(double) >> 8 * x.dtype.itemsize).astype(x.dtype)
     return high
+
+
+@operation("bfi")
+def insert_bits(threads: Threads, instruction: Instruction, active: Array) -> None:
+    """bfi.b32, b64: the low bits of a at a place in b; place and number of bits are literals."""
+    goal, a, b, place, count = instruction.operands
+    if not (isinstance(place, Number) and isinstance(count, Number)):
+        raise PtxError("only bfi with literal places is modelled")
+    bits, base = (threads.read_all(source, instruction.type) for source in (a, b))
+    kind = bits.dtype.type
+    mask = kind(((1 << count.value) - 1) << place.value)
+    threads.write(goal, (base & ~mask) | ((bits << kind(place.value)) & mask), active)
 
 
 @operation("div")
