@@ -18,7 +18,7 @@ def test_a_journal_that_was_deleted_is_back_before_the_daemon_dies(daemon: Daemo
         lease = client.pool("pool", spec, 64).lease()
         fill(lease, 16, 1.0)
         shutil.rmtree(journal)
-        eventually(lambda: list(journal.glob("*.segment")), "the journal")
+        eventually(lambda: list(journal.glob("*.snapshot")), "the journal, whose last file that is")
         pid = kvd.daemon_pid()
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: not is_alive(pid), "the daemon's end")
