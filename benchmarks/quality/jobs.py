@@ -14,6 +14,9 @@ SPAN_SAMPLES = 300  # without a loss they bound it below 1 % (rule of three)
 PROSE_SAMPLES = 10
 SPAN_METHODS = ("SnapKV max 21 (tuned)", "Span", "Span by block")
 SPAN_TASKS = (NUMBER.name, PASSKEY.name, NUMBER_AMONG_FIVE.name, WORD.name)
+AGNOSTIC_METHODS = ("StreamingLLM", "SnapKV max 21 (tuned)", "Span", "KeyDiff", "Expected Attention")
+AGNOSTIC_ROUNDS = 4  # of 5 depths and two tasks: 40 samples
+AGNOSTIC_KEEPS = (0.25, 0.5)
 INSIDE, AFTER = "question inside", "question after"
 PROSE = "prose"
 
@@ -68,10 +71,19 @@ def grid_jobs() -> Iterator[Job]:
                 yield Job("grid", task.name, length, depth, seed, (INSIDE, AFTER))
 
 
+def agnostic_jobs() -> Iterator[Job]:
+    """Questions that nobody knew when the document was compressed, at shares where something can be left."""
+    for seed in range(2000, 2000 + AGNOSTIC_ROUNDS):
+        for depth in DEPTHS:
+            for task in (NUMBER.name, PASSKEY.name):
+                spot = ("agnostic", task, LENGTHS[0], depth, seed, (AFTER,))
+                yield Job(*spot, keeps=AGNOSTIC_KEEPS, methods=AGNOSTIC_METHODS)
+
+
 def prose_jobs() -> Iterator[Job]:
     """Plain continuation: how far the next tokens' distributions move from dense."""
     for seed in range(PROSE_SAMPLES):
         yield Job("prose", PROSE, LENGTHS[1], 1.0, seed, keeps=(0.16,))
 
 
-SUITES = {"span": span_jobs, "grid": grid_jobs, "prose": prose_jobs}
+SUITES = {"span": span_jobs, "grid": grid_jobs, "prose": prose_jobs, "agnostic": agnostic_jobs}

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .jobs import AFTER, INSIDE, PROSE
+from .jobs import AFTER, AGNOSTIC_KEEPS, AGNOSTIC_METHODS, INSIDE, PROSE
 from .methods import DENSE, KEEPS, METHODS
 from .run import ROOT, finished, results_file
 from .scoring import Share
@@ -44,6 +44,8 @@ def grid_table(rows: list[Row], keep: float, mode: str) -> list[str]:
     lines += ["| method | " + " | ".join(tasks) + " |", "|---|" + "---|" * len(tasks)]
     for method in (DENSE, *METHODS):
         found = [column.get((method, 1.0 if method == DENSE else keep)) for column in columns]
+        if not any(found):
+            continue
         lines.append(f"| {method} | " + " | ".join(_cell(share) for share in found) + " |")
     return [*lines, "| n | " + " | ".join(map(str, counts)) + " |", ""]
 
@@ -93,6 +95,24 @@ def span_lines(rows: list[Row]) -> list[str]:
     return [*lines, ""]
 
 
+def agnostic_lines(rows: list[Row]) -> list[str]:
+    """Exact matches where the question came after the compression, by task and share kept."""
+    chosen = [row for row in rows if row["suite"] == "agnostic"]
+    tasks = sorted({row["task"] for row in chosen})
+    places = [(task, keep) for keep in AGNOSTIC_KEEPS for task in tasks]
+    columns = {task: shares(row for row in chosen if row["task"] == task) for task in tasks}
+    if not chosen:
+        return []
+    lines = ["Exact match at 1k tokens, the question unknown when the document was compressed:", ""]
+    lines += ["| method | " + " | ".join(f"{task}, {keep:.0%} kept" for task, keep in places) + " |"]
+    lines += ["|---|" + "---|" * len(places)]
+    for method in (DENSE, *AGNOSTIC_METHODS):
+        cells = [columns[task].get((method, 1.0 if method == DENSE else keep)) for task, keep in places]
+        lines.append(f"| {method} | " + " | ".join(map(_cell, cells)) + " |")
+    counts = [str(columns[task][DENSE, 1.0].trials) for task, _ in places]
+    return [*lines, "| n | " + " | ".join(counts) + " |", ""]
+
+
 def prose_lines(rows: list[Row]) -> list[str]:
     """Mean KL to dense on plain continuation."""
     found: dict[str, list[float]] = defaultdict(list)
@@ -132,6 +152,8 @@ def plot(rows: list[Row], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for number, method in enumerate(METHODS):
         found = [(keep, chosen[method, keep]) for keep in KEEPS if (method, keep) in chosen]
+        if not found:
+            continue
         style = "-" if method.startswith("Span") else "--"
         axes.plot(
             [keep for keep, _ in found],
@@ -171,6 +193,7 @@ def main() -> None:
     for mode in (INSIDE, AFTER):
         for keep in KEEPS:
             lines += grid_table(rows, keep, mode)
+    lines += agnostic_lines(rows)
     lines += prose_lines(rows) + streaming_lines(results_file().with_name("streaming.json"))
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "quality.md").write_text("\n".join(lines))

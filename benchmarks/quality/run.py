@@ -1,6 +1,6 @@
 """Run the quality measurements: starts kvd and inference workers, keeps what was measured, can go on later.
 
-    python -m quality.run [--suites span,grid,prose] [--minutes 60] [--workers 2]
+    python -m quality.run [--suites span,grid,prose,agnostic] [--minutes 60] [--workers 2]
 
 Results go to $KVD_CACHE/quality/results.jsonl, one line a job; a job that is there is not run again.
 """
@@ -99,7 +99,7 @@ class Runner:
 def main() -> None:
     """Measure what is not measured yet, as long as time lasts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--suites", default="span,prose,grid")
+    parser.add_argument("--suites", default="span,prose,agnostic,grid")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()

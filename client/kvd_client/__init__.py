@@ -73,7 +73,7 @@ from kvd.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from kvd.policy import H2O, Dense, Dual, Keep, KeyDiff, Policy, SnapKV, Span, Streaming
+from kvd.policy import H2O, Dense, Dual, ExpectedAttention, Keep, KeyDiff, Policy, SnapKV, Span, Streaming
 from kvd_client import prefix
 from kvd_client._client import Client, connect
 from kvd_client._events import Draining, Event, Events, LeaseRevoked, Offer, Offers, Pressure, SessionLost
@@ -101,6 +101,7 @@ __all__ = [
     "Event",
     "Events",
     "ExhaustedError",
+    "ExpectedAttention",
     "ForkedClientError",
     "GpuDriverError",
     "GpuError",

@@ -12,7 +12,9 @@ from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
 
 NOT_FINITE = "accumulated scores are NaN or infinite; observe the lease again"
+NO_EXPECTED = "expected attention is scored on the host only so far; compress this lease with snapkv or span"
 NAN_KEYS = "keys are NaN or infinite; check what was written"
+NAN_VALUES = "values are NaN or infinite; check what was written"
 NAN_SCORES = "attention scores are NaN or infinite; check the queries and keys written"
 WRONG_LSE = "row_lse is not that of these queries and keys; correct it or leave it out"
 LSE_TOLERANCE = 0.05  # a row's attention may miss 1 by this when its log-sum-exp came in low precision
@@ -64,6 +66,10 @@ class Backend(Protocol):
 
     def distinct_tokens(self, planes: KVPlanes, plan: CompressPlan, recent: int) -> TokenSelection:
         """Sinks, the keys that differ most from all others (KeyDiff) outside them, and the `recent` last."""
+        ...
+
+    def expected_tokens(self, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries) -> TokenSelection:
+        """Sinks, the most expected attention (see ExpectedAttention) outside them, the slots of `queries`."""
         ...
 
     def observe(self, planes: KVPlanes, queries: WindowQueries) -> None:

@@ -9,7 +9,7 @@ from kvd_cuda.dtypes import Array, FloatArray, IntArray, from_float32, to_float3
 from kvd_cuda.host_attention import Votes, padded_length
 from kvd_cuda.host_kernels import move_slots
 from kvd_cuda.host_scoring import HostScoring, slot_starts
-from kvd_cuda.host_selection import distinct_tokens, heavy_tokens, rank_blocks, top_tokens
+from kvd_cuda.host_selection import distinct_tokens, expected_tokens, heavy_tokens, rank_blocks, top_tokens
 from kvd_cuda.plan import CompressPlan, Rope
 from kvd_cuda.planes import KVPlanes, flat_plane
 from kvd_cuda.queries import WindowQueries
@@ -40,6 +40,10 @@ class HostBackend(HostScoring, Backend):
     def distinct_tokens(self, planes: KVPlanes, plan: CompressPlan, recent: int) -> TokenSelection:
         """See Backend."""
         return distinct_tokens(self, planes, plan, recent)
+
+    def expected_tokens(self, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries) -> TokenSelection:
+        """See Backend."""
+        return expected_tokens(self, planes, plan, queries)
 
     def observe(self, planes: KVPlanes, queries: WindowQueries) -> None:
         """See Backend. Tiled by rows: no [heads, queries, length] tensor exists.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvd_cuda.dtypes import Array, FloatArray, IntArray
+from kvd_cuda.dtypes import Array, DoubleArray, FloatArray, IntArray
 from kvd_cuda.errors import KernelInputError
 from kvd_cuda.host_attention import KeyColumn, QueryRows, TiledAttention, Votes, padded_length
 from kvd_cuda.host_kernels import average_pool, max_pool
@@ -114,7 +114,7 @@ def slot_starts(plane: Array, block_table: IntArray, length: int) -> Array:
     return starts
 
 
-def top_of(row: FloatArray, count: int) -> IntArray:
+def top_of(row: FloatArray | DoubleArray, count: int) -> IntArray:
     """Ascending indices of the `count` largest, ties to the lower one."""
     if count == 0:
         return np.empty(0, np.int32)

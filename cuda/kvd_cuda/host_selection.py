@@ -7,6 +7,7 @@ import numpy as np
 from kvd_cuda.backend import NOT_FINITE, BlockRanks, TokenSelection
 from kvd_cuda.dtypes import FloatArray, IntArray
 from kvd_cuda.errors import KernelInputError
+from kvd_cuda.host_expected import expected_attention, value_lengths
 from kvd_cuda.host_keydiff import distinctness
 from kvd_cuda.host_scoring import HostScoring, WindowScores, top_of
 from kvd_cuda.plan import CompressPlan
@@ -73,6 +74,23 @@ def distinct_tokens(
         kept[layer, head, plan.sinks : plan.sinks + count] = plan.sinks + top
         scoring.step()
     return TokenSelection(kept, None)
+
+
+def expected_tokens(
+    scoring: HostScoring, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries
+) -> TokenSelection:
+    """See Backend."""
+    kept = _with_ends_kept(planes, plan, queries.count)
+    mass = np.zeros(planes.layers)
+    candidates = slice(plan.sinks, planes.length - queries.count)
+    count = plan.target_tokens - plan.sinks - queries.count
+    for layer, head in np.ndindex(planes.layers, planes.kv_heads):
+        attention = expected_attention(planes, queries, layer, head)
+        scores = attention * value_lengths(planes, layer, head)
+        kept[layer, head, plan.sinks : plan.sinks + count] = plan.sinks + top_of(scores[candidates], count)
+        mass[layer] += attention[kept[layer, head]].sum()
+        scoring.step()
+    return TokenSelection(kept, (mass / planes.kv_heads).astype(np.float32))
 
 
 def _with_ends_kept(planes: KVPlanes, plan: CompressPlan, window: int) -> IntArray:

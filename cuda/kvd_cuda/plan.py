@@ -9,7 +9,7 @@ from kvd_cuda.dtypes import Array, DoubleArray, IntArray
 from kvd_cuda.errors import KernelInputError
 from kvd_cuda.planes import KVPlanes
 
-METHODS = ("snapkv", "span", "span_block", "h2o", "keydiff", "streaming")
+METHODS = ("snapkv", "span", "span_block", "h2o", "keydiff", "expected", "streaming")
 VOTING = ("snapkv", "span", "span_block")
 REDUCTIONS = ("mean", "max")
 POOLINGS = ("avg", "max")
@@ -50,7 +50,7 @@ class Rope:
 class CompressPlan:
     """One compression of one lease.
 
-    method             "snapkv" (with sinks: "dual"), "span", "span_block", "h2o", "keydiff" or "streaming"
+    method             one of METHODS; "snapkv" with sinks is the two-stage pipeline ("dual")
     target_tokens      C kept per kv head, sinks and window included; the caller rounds to whole blocks
     sinks, window      first and last tokens that stay; for h2o and keydiff window is `recent`
     kernel, pooling    odd width, "avg" or "max", of voting methods

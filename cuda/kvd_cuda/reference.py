@@ -115,6 +115,24 @@ def distinctness(keys: Array) -> DoubleArray:
     return -cosines
 
 
+def expected_attention(queries: Array, keys: Array) -> DoubleArray:
+    """[kv_heads, length]: attention of queries [W, q_heads, head_dim] normally distributed as these are.
+
+    E exp(q.k / sqrt(D)) = exp(mean.k / sqrt(D) + k.covariance.k / 2 D), normalised, mean over a group.
+    """
+    length, kv_heads, head_dim = keys.shape
+    group = queries.shape[1] // kv_heads
+    expected = np.empty((queries.shape[1], length))
+    for head in range(queries.shape[1]):
+        asked, shared = queries[:, head].astype(np.float64), keys[:, head // group].astype(np.float64)
+        centred = asked - asked.mean(axis=0)
+        covariance = centred.T @ centred / len(asked)
+        spread = np.einsum("nd,de,ne->n", shared, covariance, shared) / (2 * head_dim)
+        expected[head] = softmax(shared @ asked.mean(axis=0) / np.sqrt(head_dim) + spread)
+    mean: DoubleArray = expected.reshape(kv_heads, group, length).mean(axis=1)
+    return mean
+
+
 def block_ranks(pooled: list[DoubleArray], length: int, block_size: int) -> DoubleArray:
     """Span by block: per block the largest, over its tokens, of the mean over layers and heads.
 

@@ -75,6 +75,15 @@ def select_distinct(
     return backend.distinct_tokens(planes, plan, recent)
 
 
+def select_expected(
+    backend: Backend, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries | None
+) -> TokenSelection:
+    """Expected Attention: sinks, what queries like the window's would attend to most, and the window."""
+    asked = _window_queries(plan, queries)
+    plan.check_budget(asked.count)
+    return backend.expected_tokens(planes, plan, asked)
+
+
 def select_streaming(
     backend: Backend, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries | None
 ) -> TokenSelection:
@@ -92,6 +101,7 @@ SELECTORS: dict[str, Selector] = {
     "span_block": select_blocks,
     "h2o": select_heavy,
     "keydiff": select_distinct,
+    "expected": select_expected,
     "streaming": select_streaming,
 }
 

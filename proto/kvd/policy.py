@@ -215,6 +215,33 @@ class KeyDiff:
 
 
 @dataclass(frozen=True)
+class ExpectedAttention:
+    """What queries like the window's would attend to, whatever they ask (Expected Attention, Devoto 2025).
+
+    Queries are taken as normally distributed, with mean and covariance of the last `window` tokens' ones per
+    query head: then the attention to expect has a closed form, and it is weighed with the value's length.
+    For the averaging over future positions of the paper, pass queries rotated to such positions.
+    """
+
+    window: int = 128
+    keep: "Keep | float | int" = field(default_factory=lambda: Keep.of(0.5))
+    sinks: int = DEFAULT_SINKS
+    needs_queries: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _as_keep(self)
+        _whole(self, "window", 1, MAX_WINDOW)
+        _whole(self, "sinks", 0, MAX_WINDOW)
+
+    def target_tokens(self, token_count: int, block_size: int) -> int:
+        """C: the kept amount in whole blocks, or N if that is no less."""
+        return _block_target(Keep.of(self.keep), token_count, block_size, self.sinks + self.window)
+
+    def __str__(self) -> str:
+        return f"expected(sinks={self.sinks}, window={self.window}, keep={self.keep})"
+
+
+@dataclass(frozen=True)
 class Span:
     """Whole spans that any window query looked at: max vote, wide max pooling, max over heads.
 
@@ -254,7 +281,7 @@ class Span:
         return f"span({self.granularity}, {amounts})"
 
 
-Policy = Dense | Streaming | SnapKV | H2O | Span | KeyDiff
+Policy = Dense | Streaming | SnapKV | H2O | Span | KeyDiff | ExpectedAttention
 
 
 def _block_target(keep: Keep, token_count: int, block_size: int, least: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import kvd_client
-from kvd_client import H2O, Dual, KVSpec, SnapKV, Span, Streaming
+from kvd_client import H2O, Dual, ExpectedAttention, KeyDiff, KVSpec, SnapKV, Span, Streaming
 from kvd_cuda import reference
 
 from .daemon import Daemon
@@ -112,6 +112,26 @@ def test_numpy_queries_and_row_log_sum_exps_lead_to_the_same_tokens(new_pool) ->
             lease.compress(queries=queries, row_lse=np.array(lse, np.float32) if with_lse else None)
             kept.append(lease.kept_positions())
     assert np.array_equal(*kept)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_knows_no_question_keeps_what_the_oracle_keeps(new_pool, layout) -> None:
+    pool, queries = new_pool(_spec(layout)), _queries()
+    for policy in (KeyDiff(recent=WINDOW, keep=0.3), ExpectedAttention(window=WINDOW, keep=0.3)):
+        with pool.lease() as lease:
+            keys, values = _prefill(lease)
+            lease.compress(policy, queries=queries if policy.needs_queries else None)
+            target, positions = policy.target_tokens(TOKENS, BLOCK), lease.kept_positions()
+            _assert_moved_with_their_positions(lease, keys, values)
+            for layer in range(LAYERS):
+                scores = reference.distinctness(keys[layer].numpy())
+                if policy.needs_queries:
+                    scores = reference.expected_attention(queries[layer].numpy(), keys[layer].numpy())
+                    scores *= np.linalg.norm(values[layer].numpy().astype(np.float64), axis=2).T
+                for head in range(KV_HEADS):
+                    ranked = scores[head, : TOKENS - WINDOW]
+                    assert reference.gap_at_cut(ranked[4:], target - 4 - WINDOW) > CLEAR_GAP
+                    assert positions[layer, head].tolist() == reference.keep_top(ranked, TOKENS, target, 4)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

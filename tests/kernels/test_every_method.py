@@ -24,6 +24,7 @@ METHODS = {
     ),
     "h2o": CompressPlan(method="h2o", target_tokens=64, window=20, sinks=4),
     "keydiff": CompressPlan(method="keydiff", target_tokens=64, window=20, sinks=4),
+    "expected": CompressPlan(method="expected", target_tokens=64, window=16, sinks=4),
     "streaming": CompressPlan(method="streaming", target_tokens=64, sinks=4),
 }
 BACKEND = HostBackend()

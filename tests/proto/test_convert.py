@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvd import convert
 from kvd.errors import InvalidArgumentError
-from kvd.policy import H2O, Dense, Dual, Keep, SnapKV, Span, Streaming
+from kvd.policy import H2O, Dense, Dual, ExpectedAttention, Keep, KeyDiff, SnapKV, Span, Streaming
 from kvd.spec import DTYPE_BYTES, LAYOUTS, KVSpec
 from kvd.v1 import kvd_pb2 as pb
 
@@ -25,6 +25,8 @@ policies = st.one_of(
     st.builds(Streaming, counts, windows, st.sampled_from(["original", "cache"])),
     st.builds(SnapKV, windows, kernels, st.sampled_from(["avg", "max"]), keeps, counts),
     st.builds(H2O, counts, keeps, counts),
+    st.builds(KeyDiff, counts, keeps, counts),
+    st.builds(ExpectedAttention, windows, keeps, counts),
     st.builds(Span, windows, kernels, keeps, st.sampled_from(["token", "block"]), counts),
 )
 specs = st.builds(

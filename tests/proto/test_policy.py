@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvd.errors import InvalidArgumentError
-from kvd.policy import H2O, Dense, Dual, Keep, SnapKV, Span, Streaming
+from kvd.policy import H2O, Dense, Dual, ExpectedAttention, Keep, KeyDiff, SnapKV, Span, Streaming
 
 tokens = st.integers(0, 200_000)
 block_sizes = st.sampled_from([1, 8, 16, 64])
@@ -36,12 +36,12 @@ def test_nothing_else_is_an_amount(amount) -> None:
         Keep.of(amount)
 
 
-@given(ratios, tokens, block_sizes, st.sampled_from([SnapKV, H2O, Span]))
+@given(ratios, tokens, block_sizes, st.sampled_from([SnapKV, H2O, Span, KeyDiff, ExpectedAttention]))
 def test_kept_tokens_are_whole_blocks_or_all_and_hold_sinks_and_window(
     ratio, count, block_size, kind
 ) -> None:
     policy = kind(keep=ratio)
-    window = policy.recent if kind is H2O else policy.window
+    window = policy.recent if kind in (H2O, KeyDiff) else policy.window
     wanted = ceil(ceil(ratio * count) / block_size) * block_size
     if wanted >= count:
         assert policy.target_tokens(count, block_size) == count
@@ -91,6 +91,8 @@ def test_a_window_larger_than_the_budget_is_refused_and_a_short_prompt_left_whol
         (Span, {"granularity": "layer"}),
         (Span, {"kernel": 0}),
         (H2O, {"recent": -1}),
+        (KeyDiff, {"recent": -1}),
+        (ExpectedAttention, {"window": 0}),
         (Streaming, {"window": 0}),
         (Streaming, {"rope": "none"}),
     ],
@@ -106,4 +108,6 @@ def test_a_policy_says_what_it_is() -> None:
     assert str(SnapKV(keep=512)) == "snapkv(window=32, kernel=5, avg, keep=512 tokens)"
     assert str(Span(granularity="block")) == "span(block, sinks=4, window=32, kernel=21, keep=0.16)"
     assert str(H2O()) == "h2o(sinks=4, recent=128, keep=0.2)"
+    assert str(KeyDiff()) == "keydiff(sinks=4, recent=32, keep=0.5)"
+    assert str(ExpectedAttention()) == "expected(sinks=4, window=128, keep=0.5)"
     assert str(Streaming()) == "streaming(sinks=4, window=1020, rope=original)"

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvd.errors import InvalidArgumentError
 from kvd.limits import NULL_BLOCKS, scratch_reserve
-from kvd.policy import H2O, Dense, Dual, Keep, KeyDiff, Policy, SnapKV, Span, Streaming
+from kvd.policy import H2O, Dense, Dual, ExpectedAttention, Keep, KeyDiff, Policy, SnapKV, Span, Streaming
 from kvd.spec import KVSpec
 
 MAX_SESSIONS = 1 << 30  # far beyond any node; a typing mistake
@@ -21,6 +21,7 @@ POLICY_KINDS: dict[str, type[Policy]] = {
     "streaming": Streaming,
     "snapkv": SnapKV,
     "keydiff": KeyDiff,
+    "expected": ExpectedAttention,
     "h2o": H2O,
     "dual": Dual,
     "span": Span,

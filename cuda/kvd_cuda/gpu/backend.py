@@ -16,7 +16,15 @@ from functools import partial
 
 import numpy as np
 
-from kvd_cuda.backend import NAN_KEYS, NOT_FINITE, Backend, BlockRanks, TokenSelection, check_compaction
+from kvd_cuda.backend import (
+    NAN_KEYS,
+    NO_EXPECTED,
+    NOT_FINITE,
+    Backend,
+    BlockRanks,
+    TokenSelection,
+    check_compaction,
+)
 from kvd_cuda.dtypes import DoubleArray, IntArray
 from kvd_cuda.errors import KernelInputError
 from kvd_cuda.gpu.device import KernelDevice, rounded
@@ -123,6 +131,10 @@ class CudaBackend(Backend):
                 raise KernelInputError(NAN_KEYS)
             chosen.take_kept(device, columns, kept)
         return TokenSelection(chosen.kept, None)
+
+    def expected_tokens(self, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries) -> TokenSelection:
+        """See Backend."""
+        raise KernelInputError(NO_EXPECTED)
 
     def observe(self, planes: KVPlanes, queries: WindowQueries) -> None:
         """See Backend. NaN is found group by group: columns before have been added to."""

@@ -9,7 +9,7 @@ from kvd.errors import (
     PoolExhaustedError,
 )
 from kvd.limits import MAX_TOKENS_PER_LEASE
-from kvd.policy import H2O, KeyDiff, Policy, SnapKV, Span, Streaming
+from kvd.policy import H2O, ExpectedAttention, KeyDiff, Policy, SnapKV, Span, Streaming
 
 from .forking import shares_scores
 from .lease import Lease, Target
@@ -94,7 +94,7 @@ def _check_policy(lease: Lease, policy: Policy, progress: Progress, queries: Que
 
 def _window(policy: Policy, length: int, queries: QueryShape | None) -> int:
     match policy:
-        case SnapKV() | Span():
+        case SnapKV() | Span() | ExpectedAttention():
             assert queries is not None, "checked before"
             return min(policy.window, queries.tokens, length)
         case H2O() | KeyDiff():

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvd.errors import InvalidArgumentError
-from kvd.policy import H2O, KeyDiff, Policy, SnapKV, Span, Streaming
+from kvd.policy import H2O, ExpectedAttention, KeyDiff, Policy, SnapKV, Span, Streaming
 from kvd_daemon.core import CompressPlan, Device, Lease, QueryShape
 from kvd_daemon.kernel.messages import Compress, Observe, no_ids, no_runs
 
@@ -99,6 +99,8 @@ def _method(policy: Policy) -> dict[str, Any]:
             return {"method": "h2o", **_UNSCORED}
         case KeyDiff():
             return {"method": "keydiff", **_UNSCORED}
+        case ExpectedAttention():
+            return {"method": "expected", **_UNSCORED}
         case Streaming():
             return {"method": "streaming", **_UNSCORED}
     raise AssertionError(f"{policy} keeps everything; there is nothing to compress")

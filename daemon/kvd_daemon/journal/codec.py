@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvd.errors import KvdError
-from kvd.policy import H2O, Dense, Dual, Keep, KeyDiff, SnapKV, Span, Streaming
+from kvd.policy import H2O, Dense, Dual, ExpectedAttention, Keep, KeyDiff, SnapKV, Span, Streaming
 from kvd.spec import KVSpec
 from kvd_daemon.core import LeaseWish, Limits, Losses, Offer, Progress, QueryShape, SessionIdentity
 from kvd_daemon.core.lease import (
@@ -40,7 +40,7 @@ DTYPES = {np.dtype(name): name[0].encode() + str(np.dtype(name).itemsize).encode
     "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")}  # fmt: skip
 CLASSES: tuple[type[Any], ...] = (
     Progress, LeaseWish, QueryShape, SessionIdentity, KVSpec, Limits, Losses, Quota,
-    Keep, Dense, Streaming, SnapKV, Dual, H2O, Span, KeyDiff,
+    Keep, Dense, Streaming, SnapKV, Dual, H2O, Span, KeyDiff, ExpectedAttention,
     Scrubbing, Standing, Target, Compacting, Observing, Lending, Offer, Shelved,
     Parked, Stowing, Fetching,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
-from kvd.policy import H2O, Dense, Dual, KeyDiff, SnapKV, Span, Streaming
+from kvd.policy import H2O, Dense, Dual, ExpectedAttention, KeyDiff, SnapKV, Span, Streaming
 from kvd_daemon.core import Device, Lease, Pool, Session, Tier
 
 from .calls import ToldCall
@@ -121,5 +121,5 @@ _DIGESTS: dict[type[Any], Callable[[Any, int], int]] = {
     Tier: _digest_of_text,
     np.ndarray: lambda array, before: crc32(array.tobytes(), before),
     **dict.fromkeys((bool, int, str, type(None)), _digest_of_text),
-    **dict.fromkeys((Dense, Streaming, SnapKV, Dual, H2O, Span, KeyDiff), _digest_of_text),
+    **dict.fromkeys((Dense, Streaming, SnapKV, Dual, H2O, Span, KeyDiff, ExpectedAttention), _digest_of_text),
 }

@@ -32,6 +32,10 @@ class AnnouncingBackend(Backend):
         """See Backend."""
         return self._backend.distinct_tokens(planes, plan, recent)
 
+    def expected_tokens(self, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries) -> TokenSelection:
+        """See Backend."""
+        return self._backend.expected_tokens(planes, plan, queries)
+
     def observe(self, planes: KVPlanes, queries: WindowQueries) -> None:
         """See Backend."""
         self._announce()

@@ -154,6 +154,7 @@ class Policy(google.protobuf.message.Message):
     H2O_FIELD_NUMBER: builtins.int
     SPAN_FIELD_NUMBER: builtins.int
     KEYDIFF_FIELD_NUMBER: builtins.int
+    EXPECTED_FIELD_NUMBER: builtins.int
     @property
     def dense(self) -> Global___DensePolicy:
         """Keeps everything."""
@@ -178,6 +179,10 @@ class Policy(google.protobuf.message.Message):
     def keydiff(self) -> Global___KeyDiffPolicy:
         """The keys that differ most; needs no queries."""
 
+    @property
+    def expected(self) -> Global___ExpectedAttentionPolicy:
+        """The attention to expect from queries like the window's."""
+
     def __init__(
         self,
         *,
@@ -187,10 +192,11 @@ class Policy(google.protobuf.message.Message):
         h2o: Global___H2OPolicy | None = ...,
         span: Global___SpanPolicy | None = ...,
         keydiff: Global___KeyDiffPolicy | None = ...,
+        expected: Global___ExpectedAttentionPolicy | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["dense", b"dense", "h2o", b"h2o", "keydiff", b"keydiff", "kind", b"kind", "snapkv", b"snapkv", "span", b"span", "streaming", b"streaming"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["dense", b"dense", "h2o", b"h2o", "keydiff", b"keydiff", "kind", b"kind", "snapkv", b"snapkv", "span", b"span", "streaming", b"streaming"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["dense", "streaming", "snapkv", "h2o", "span", "keydiff"] | None: ...
+    def HasField(self, field_name: typing.Literal["dense", b"dense", "expected", b"expected", "h2o", b"h2o", "keydiff", b"keydiff", "kind", b"kind", "snapkv", b"snapkv", "span", b"span", "streaming", b"streaming"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dense", b"dense", "expected", b"expected", "h2o", b"h2o", "keydiff", b"keydiff", "kind", b"kind", "snapkv", b"snapkv", "span", b"span", "streaming", b"streaming"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["dense", "streaming", "snapkv", "h2o", "span", "keydiff", "expected"] | None: ...
 
 Global___Policy: typing_extensions.TypeAlias = Policy
 
@@ -326,6 +332,35 @@ class KeyDiffPolicy(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["keep", b"keep", "recent", b"recent", "sinks", b"sinks"]) -> None: ...
 
 Global___KeyDiffPolicy: typing_extensions.TypeAlias = KeyDiffPolicy
+
+@typing.final
+class ExpectedAttentionPolicy(google.protobuf.message.Message):
+    """Expected Attention."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SINKS_FIELD_NUMBER: builtins.int
+    WINDOW_FIELD_NUMBER: builtins.int
+    KEEP_FIELD_NUMBER: builtins.int
+    sinks: builtins.int
+    """Sink tokens, kept and locked."""
+    window: builtins.int
+    """Last tokens, always kept, whose queries stand for those to come."""
+    @property
+    def keep(self) -> Global___Keep:
+        """Tokens kept in all, sinks and window included."""
+
+    def __init__(
+        self,
+        *,
+        sinks: builtins.int = ...,
+        window: builtins.int = ...,
+        keep: Global___Keep | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["keep", b"keep"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["keep", b"keep", "sinks", b"sinks", "window", b"window"]) -> None: ...
+
+Global___ExpectedAttentionPolicy: typing_extensions.TypeAlias = ExpectedAttentionPolicy
 
 @typing.final
 class SpanPolicy(google.protobuf.message.Message):
