@@ -26,6 +26,7 @@ wrong type or out of range is an InvalidArgumentError that names it, at the call
 from kvd.errors import (
     BlockInUseError,
     BlockNotHeldError,
+    CheckpointLostError,
     ClosedError,
     CompressionRefusedError,
     ConflictError,
@@ -87,6 +88,7 @@ __all__ = [
     "H2O",
     "BlockInUseError",
     "BlockNotHeldError",
+    "CheckpointLostError",
     "Client",
     "ClosedError",
     "CompressionRefusedError",

@@ -270,6 +270,7 @@ class Lease(Parkable):
         row_lse: Any = None,
         rope: Rope | None = None,
         timeout: float | None = None,
+        park: bool = False,
     ) -> CompressionReport:
         """Keep what the policy (default: the lease's) keeps and give the freed blocks back. Asks the daemon.
 
@@ -277,6 +278,7 @@ class Lease(Parkable):
                  float32, float16 or bfloat16; needed by SnapKV, Dual and Span
         row_lse  float32 [layers, W, query_heads], log-sum-exp of the queries' scaled scores; saves a pass
         rope     needed by Streaming(rope="cache")
+        park     copy what it holds to the host tier before, for `restore` (TierFullError if there is no room)
 
         Have the worker's kernels that read or write this lease finished before. Afterwards table, length and
         generation are new; `position` is as before. Raises CompressionRefusedError,
@@ -284,7 +286,9 @@ class Lease(Parkable):
         default COMPRESS_S or the client's, whichever is longer.
         """
         used = self.policy if policy is None else policy
-        request = pb.CompressRequest(request_id=new_request_id())
+        if not isinstance(park, bool):
+            raise refused("park", park, "True or False")
+        request = pb.CompressRequest(request_id=new_request_id(), park=park)
         if policy is not None:
             request.policy.CopyFrom(policy_to_proto(policy))
         if rope is not None:

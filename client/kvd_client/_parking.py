@@ -54,6 +54,20 @@ class Parkable:
             with waiting(request, wait_s):
                 _make(self, self.pool.session.share_service.Resume, request, patience_s + wait_s)
 
+    def restore(self, wait: float = 0.0, timeout: float | None = None) -> int:
+        """Go back to what it held before its first `compress(park=True)`; by how many tokens it is back.
+
+        Those came later and were computed against what the compression had kept: run them again. Table,
+        length and position are new. `wait` as in `Pool.lease`. Asks the daemon. Raises PoolExhaustedError,
+        QuotaExceededError, KernelWorkerUnavailableError and CheckpointLostError (it is as it was).
+        """
+        wait_s, patience_s = wait_seconds(wait), patience_seconds(self.pool.session, timeout)
+        with held(self.pool.session, [self.handle]):
+            request = pb.RestoreRequest(request_id=new_request_id(), progress=self.handle.progress())
+            with waiting(request, wait_s):
+                method = self.pool.session.share_service.Restore
+                return int(_make(self, method, request, patience_s + wait_s).dropped_tokens)
+
 
 def _make(lease: Parkable, method: Any, request: Any, timeout_s: float) -> Any:
     handle = lease.handle

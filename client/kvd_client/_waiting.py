@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._checked import seconds
 
-Waiting = pb.LeaseRequest | pb.ExtendRequest | pb.AdoptRequest | pb.ResumeRequest
+Waiting = pb.LeaseRequest | pb.ExtendRequest | pb.AdoptRequest | pb.ResumeRequest | pb.RestoreRequest
 """Requests that may wait."""
 
 

@@ -36,6 +36,7 @@ KvdError
 |   |-- DeviceFullError          too little memory for a new pool
 |   |-- TierFullError            too little room for what shall be parked
 |   `-- LimitExceededError       one of kvd's named limits
+|-- CheckpointLostError          what a lease should go back to is damaged; the lease is as it was
 |-- CompressionRefusedError      would free less than it takes
 |-- UnavailableError
 |   |-- DeviceUnavailableError   no daemon there, or starting or stopping
@@ -279,6 +280,12 @@ class LimitExceededError(ExhaustedError):
     """One of kvd's named limits. Nothing was changed."""
 
     reason = "LIMIT_EXCEEDED"
+
+
+class CheckpointLostError(KvdError):
+    """What the lease held before its compression is damaged or gone. The lease goes on as it is."""
+
+    reason, status = "CHECKPOINT_LOST", "DATA_LOSS"
 
 
 class CompressionRefusedError(KvdError):

@@ -35,6 +35,7 @@ WORKING = frozenset(
         "/kvd.v1.ShareService/Wake",
         "/kvd.v1.ShareService/Suspend",
         "/kvd.v1.ShareService/Resume",
+        "/kvd.v1.ShareService/Restore",
     )
 )
 LOOKING = frozenset(

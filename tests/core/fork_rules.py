@@ -66,6 +66,7 @@ class ForkRules(LeaseRules):
         """With a text of its own from here on, so that it shows where it parts."""
         self.forks += 1
         child = copy.deepcopy(parent)
+        child.checkpoint, child.back = [], None
         child.gave = 0
         child.lease_id, child.generation, child.table = lease_id, 1, parent.table[: parent.sealed]
         child.branches.append((parent.position, 1000 + self.forks))

@@ -21,11 +21,14 @@ class JobRules(Driver):
         lease = self.a_lease(chance, busy=False, scratch=False, streams=False)
         session = self.owner(lease, chance)
         queries = self.queries(lease, tokens, chance)
+        park = chance.random() < 0.4
         error = self.refusal(session, lease) or self.compress_refusal(session, lease, policy, queries)
+        if error is None and park:
+            error = self.checkpoint_refusal(lease, policy or lease.policy)
         plan = self.ask(
             error,
             lambda: self.device.begin_compress(
-                session, self.progress(lease), policy, queries, self.world.now
+                session, self.progress(lease), policy, queries, self.world.now, park
             ),
         )
         if plan is None:
@@ -34,7 +37,15 @@ class JobRules(Driver):
         wanted = self.target(lease, policy or lease.policy)
         assert isinstance(plan, Unchanged) == (lease.streams or wanted >= len(lease.slots))
         if isinstance(plan, CompressPlan):
+            assert bool(plan.slots.size) == (park and not lease.checkpoint)
+            self.take_slots(lease, plan.slots.tolist())
             self.begin_compress(lease, plan, queries)
+
+    def checkpoint_refusal(self, lease: WorldLease, policy: Policy) -> Refusal:
+        """There must be slots, where there is something to prune and no checkpoint yet."""
+        if lease.streams or lease.checkpoint or self.target(lease, policy) >= len(lease.slots):
+            return None
+        return self.stow_refusal(lease, -(-len(lease.slots) // self.world.pool_of(lease).block_size))
 
     def queries(self, lease: WorldLease, tokens: int, chance: Chance) -> QueryShape | None:
         if chance.random() < 0.1:
@@ -135,16 +146,19 @@ class JobRules(Driver):
         lease_id = chance.choice(list(self.plans))
         lease, plan = self.world.leases[lease_id], self.plans.pop(lease_id)
         before = len(lease.slots), len(lease.table)
+        sums = self.checkpointed(lease, plan.source.tolist())
         if plan.by_block:
             kept = self.kept_blocks(lease, plan, chance)
-            self.ask(e.InvalidArgumentError, lambda: self.device.finish_compress(lease_id, [*kept[::-1], 0]))
+            self.ask(
+                e.InvalidArgumentError, lambda: self.device.finish_compress(lease_id, [*kept[::-1], 0], sums)
+            )
             self.drop_blocks(lease, kept)
-            done = self.device.finish_compress(lease_id, kept)
+            done = self.device.finish_compress(lease_id, kept, sums)
         else:
             wrong = plan.target_tokens + 1
-            self.ask(e.InvalidArgumentError, lambda: self.device.finish_compress(lease_id, wrong))
+            self.ask(e.InvalidArgumentError, lambda: self.device.finish_compress(lease_id, wrong, sums))
             self.move_tokens(lease, plan, chance)
-            done = self.device.finish_compress(lease_id, plan.target_tokens)
+            done = self.device.finish_compress(lease_id, plan.target_tokens, sums)
         assert (done.tokens_before, done.blocks_before) == before
         assert (done.tokens_kept, done.blocks_after) == (len(lease.slots), len(lease.table))
         lease.gave += before[1] - len(lease.table) if lease.fate == "resting" else 0
@@ -195,6 +209,7 @@ class JobRules(Driver):
     def job_aborted(self, lease_id: int, lost: bool) -> None:
         plan, lease = self.plans.pop(lease_id, None), self.world.leases[lease_id]
         self.observed.discard(lease_id)
+        self.world.drop_slots(lease, "stowed")
         lease.destination = []
         if plan is None:  # an observation: only the sums are lost
             lease.observed = 0 if lost else lease.observed

@@ -27,6 +27,8 @@ class RestartRules(LeaseRules, JobRules, TierRules):
         recovered = self.device.recover(self.world.now, grace, Losses(pools, sessions, arenas))
         self.jobs_ended()
         for lease in self.world.leases.values():
+            if lease.pool in arenas:
+                self.world.drop_slots(lease, "checkpoint")
             if lease.pool in arenas and lease.parked:
                 self.world.lose_parked(lease)
         for name in sessions:

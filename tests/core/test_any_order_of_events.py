@@ -139,6 +139,7 @@ CALM = {
     "suspend": 2,
     "abort_suspend": 0.3,
     "resume": 3,
+    "restore": 3,
     "finish_fetch": 2,
     "abort_fetch": 0.5,
     "end_session": 0.2,

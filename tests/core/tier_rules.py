@@ -64,14 +64,26 @@ class TierRules(Driver):
         plan, lease = self.stows.pop(lease_id), self.world.leases[lease_id]
         sums = [self.sum_of(slot) for slot in lease.stowed]
         self.ask(e.InvalidArgumentError, lambda: self.device.finish_suspend(lease_id, [*sums, 1]))
-        pool = self.world.pool_of(lease)
-        for block, slot in zip(plan.source.tolist(), lease.stowed, strict=True):
-            self.world.slots[lease.pool, slot] = list(pool.content.get(block, [None] * pool.block_size))
+        self.fill_slots(lease, plan.source.tolist())
         self.device.finish_suspend(lease_id, sums)
         lease.parked, lease.stowed = lease.stowed, []
         lease.table, lease.sealed, lease.fate = [], 0, "suspended"
         lease.generation += 1
         self.world.job_ended(lease)
+
+    def fill_slots(self, lease: WorldLease, source: list[int]) -> None:
+        pool = self.world.pool_of(lease)
+        for block, slot in zip(source, lease.stowed, strict=True):
+            self.world.slots[lease.pool, slot] = list(pool.content.get(block, [None] * pool.block_size))
+
+    def checkpointed(self, lease: WorldLease, source: list[int]) -> list[int]:
+        """What a lease was before the compression that begins, if that parks it; the checksums."""
+        if not lease.stowed:
+            return []
+        self.fill_slots(lease, source)
+        lease.back = self.world.saved(lease)
+        lease.checkpoint, lease.stowed = lease.stowed, []
+        return [self.sum_of(slot) for slot in lease.checkpoint]
 
     def sum_of(self, slot: int) -> int:
         return slot * 1_000_003 % 2**32
@@ -99,13 +111,31 @@ class TierRules(Driver):
         plan = self.ask(error, lambda: self.device.begin_resume(*asked))
         if plan is None:
             return
+        self.begin_fetch(lease, plan, lease.parked)
+
+    def begin_fetch(self, lease: WorldLease, plan: FetchPlan, slots: list[int]) -> None:
         blocks = plan.destination.tolist()
-        assert plan.parked.slots.tolist() == lease.parked
-        assert plan.parked.checksums.tolist() == [self.sum_of(slot) for slot in lease.parked]
+        assert plan.parked.slots.tolist() == slots
+        assert plan.parked.checksums.tolist() == [self.sum_of(slot) for slot in slots]
         self.world.take(lease, blocks)
         for block in blocks[:1]:  # what an aborted job leaves behind
             self.world.pool_of(lease).write(block, 0, (lease.tenant, "half fetched", 0))
         lease.destination, lease.busy, self.fetches[lease.lease_id] = blocks, True, plan
+
+    @precondition(lambda self: any(lease.checkpoint for lease in self.world.leases.values()))
+    @rule(chance=anything)
+    def restore(self, chance: Chance) -> None:
+        able = [lease for lease in self.world.leases.values() if lease.checkpoint]
+        lease = chance.choice(able if chance.random() < 0.95 else list(self.world.leases.values()))
+        session, progress = self.owner(lease, chance), self.progress(lease)
+        error = self.refusal(session, lease)
+        if error is None and not lease.checkpoint:
+            error = e.InvalidArgumentError
+        error = error or Shortage(self.world, lease.tenant, lease.pool, len(lease.checkpoint)).error
+        plan = self.ask(error, lambda: self.device.begin_restore(session, progress, self.world.now))
+        if plan is not None:
+            self.world.learn(lease)
+            self.begin_fetch(lease, plan, lease.checkpoint)
 
     def resume_refusal(self, session: str, lease: WorldLease, generation: int) -> Refusal:
         error = self.refusal(session, lease)
@@ -121,10 +151,16 @@ class TierRules(Driver):
         lease_id = chance.choice(sorted(self.fetches))
         plan, lease = self.fetches.pop(lease_id), self.world.leases[lease_id]
         pool = self.world.pool_of(lease)
-        for block, slot in zip(plan.destination.tolist(), lease.parked, strict=True):
+        which = "checkpoint" if lease.checkpoint and lease.fate == "active" else "parked"
+        for block, slot in zip(plan.destination.tolist(), getattr(lease, which), strict=True):
             pool.content[block] = list(self.world.slots[lease.pool, slot])
-        self.device.finish_fetch(lease_id)
-        self.world.drop_slots(lease, "parked")
+        done = self.device.finish_fetch(lease_id)
+        self.world.drop_slots(lease, which)
+        if which == "checkpoint":
+            assert done.dropped_tokens == lease.position - lease.back.position
+            lease.slots, lease.position = lease.back.slots, lease.back.position
+            lease.compressed, lease.observed, lease.sealed = lease.back.compressed, lease.back.observed, 0
+            self.world.learn(lease)
         lease.table, lease.destination, lease.fate = lease.destination, [], "active"
         lease.generation += 1
         self.world.job_ended(lease)
@@ -134,8 +170,11 @@ class TierRules(Driver):
     def abort_fetch(self, chance: Chance) -> None:
         lease_id, lost = chance.choice(sorted(self.fetches)), chance.random() < 0.3
         self.device.abort_fetch(lease_id, lost)
-        if lost:
-            self.world.lose_parked(self.world.leases[lease_id])
+        lease = self.world.leases[lease_id]
+        if lost and lease.fate == "active":
+            self.world.drop_slots(lease, "checkpoint")
+        elif lost:
+            self.world.lose_parked(lease)
         self.fetch_undone(lease_id)
 
     def fetch_undone(self, lease_id: int) -> None:

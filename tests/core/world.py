@@ -98,6 +98,8 @@ class WorldLease:
     copying: tuple[int, int] | None = None
     parked: list[int] = field(default_factory=list)
     stowed: list[int] = field(default_factory=list)
+    checkpoint: list[int] = field(default_factory=list)
+    back: "WorldLease | None" = None
 
     def text_at(self, position: int) -> int:
         """Which text the token there is of: a fork goes on with its own, as each of `branches` says."""
@@ -262,8 +264,12 @@ class World:
         lease.known = len(lease.slots), lease.position
 
     def forget(self, lease: WorldLease) -> None:
-        self.drop_slots(lease, "parked")
+        self.drop_all_slots(lease)
         del self.leases[lease.lease_id]
+
+    def drop_all_slots(self, lease: WorldLease) -> None:
+        self.drop_slots(lease, "parked")
+        self.drop_slots(lease, "checkpoint")
 
     def drop_slots(self, lease: WorldLease, which: str) -> None:
         for slot in getattr(lease, which):
@@ -272,12 +278,12 @@ class World:
 
     def lose_parked(self, lease: WorldLease) -> None:
         """What was in the slots of a suspended lease is gone."""
-        self.drop_slots(lease, "parked")
+        self.drop_all_slots(lease)
         lease.slots, lease.known, lease.fate = [], (0, lease.known[1]), "lost"
         lease.compressed = lease.observed = 0
 
     def fence(self, lease: WorldLease, fate: str) -> None:
-        self.drop_slots(lease, "parked")
+        self.drop_all_slots(lease)
         lease.table, lease.sealed, lease.fate = lease.table[lease.sealed :], 0, fate
 
     def job_ended(self, lease: WorldLease) -> None:
@@ -337,7 +343,7 @@ class World:
             if lease.shelved is not None and lease.pool == name:
                 self.forget(lease)
             elif lease.pool == name and lease.lease_id not in self.lost:
-                self.drop_slots(lease, "parked")
+                self.drop_all_slots(lease)
                 self.lost[lease.lease_id] = pool
                 lease.table, lease.slots, lease.pending = [], [], []
                 lease.sealed = lease.compressed = lease.observed = 0

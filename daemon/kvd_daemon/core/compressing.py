@@ -14,11 +14,13 @@ from .blocks import BlockState
 from .free_runs import NO_BLOCKS, IntArray, ids_of, runs_of
 from .jobs import end_job, lend, refuse_scratch
 from .lease import BlockTable, Compacting, Lease, LeaseState, Target
+from .parked import Tier
 from .planning import check_queries, choose
 from .pool import Pool
 from .registry import Registry, commit
 from .results import Compressed, CompressPlan, Progress, QueryShape, Unchanged
 from .session import Session
+from .suspending import parked_of
 
 
 def begin_compress(
@@ -27,8 +29,9 @@ def begin_compress(
     progress: Progress,
     policy: Policy | None,
     queries: QueryShape | None,
+    park: bool,
 ) -> CompressPlan | Unchanged:
-    """Decide, take the destination, make the lease busy."""
+    """Decide, take the destination and slots for a checkpoint, make the lease busy."""
     lease = registry.standing(session, progress)
     refuse_scratch(lease)
     policy = lease.policy if policy is None else policy
@@ -40,16 +43,27 @@ def begin_compress(
         target = None
     else:
         target = choose(registry, lease, policy, progress, queries)
+    parks = park and target is not None and lease.checkpoint is None
+    slots = NO_BLOCKS
+    if parks:
+        count = registry.pool_of(lease).spec.blocks_for(progress.length)
+        slots = registry.arenas[Tier.HOST].take(registry.pool_of(lease), count)
     commit(lease, progress)
     if target is None:
         return Unchanged(lease)
-    return begin(registry, lease, target, queries)
+    return begin(registry, lease, target, queries, slots)
 
 
-def begin(registry: Registry, lease: Lease, target: Target, queries: QueryShape | None) -> CompressPlan:
+def begin(
+    registry: Registry,
+    lease: Lease,
+    target: Target,
+    queries: QueryShape | None,
+    slots: IntArray = NO_BLOCKS,
+) -> CompressPlan:
     """What was decided begins."""
     destination, foreign = _take_destination(registry, lease, target)
-    lease.job = Compacting(target, destination, lend(registry, lease, queries))
+    lease.job = Compacting(target, destination, lend(registry, lease, queries), slots)
     registry.fences.show(lease)
     return CompressPlan(
         lease=lease,
@@ -61,6 +75,7 @@ def begin(registry: Registry, lease: Lease, target: Target, queries: QueryShape 
         target_tokens=target.tokens,
         window=target.window,
         scrub=runs_of(np.sort(foreign)),
+        slots=slots,
     )
 
 
@@ -74,13 +89,16 @@ def _take_destination(registry: Registry, lease: Lease, target: Target) -> tuple
     return ids_of(runs), foreign
 
 
-def finish_compress(registry: Registry, lease_id: int, kept: int | Sequence[int]) -> Compressed:
+def finish_compress(
+    registry: Registry, lease_id: int, kept: int | Sequence[int], checksums: Sequence[int]
+) -> Compressed:
     """The kernel worker is done: swap the table, free what is left over, count."""
     lease = registry.leases[lease_id]
     job = lease.job
     assert isinstance(job, Compacting), f"lease {lease_id} is not being compressed"
     pool = registry.pool_of(lease)
     before, blocks_before = lease.length, len(lease.blocks)
+    checkpoint = parked_of(lease, job.slots, checksums) if job.slots.size else lease.checkpoint
     if job.target.by_block:
         _keep_blocks(registry, lease, _checked_indices(lease, job, kept))
     else:
@@ -90,6 +108,7 @@ def finish_compress(registry: Registry, lease_id: int, kept: int | Sequence[int]
     lease.compressed_length = lease.length
     lease.observed_length = lease.length if isinstance(job.target.policy, H2O) else 0
     lease.generation += 1
+    lease.checkpoint = checkpoint
     saved = blocks_before - len(lease.blocks)
     lease.blocks_saved += saved
     if lease.fate is LeaseState.RESTING:

@@ -290,13 +290,15 @@ class Device(TierEvents):
         policy: Policy | None,
         queries: QueryShape | None,
         now_ns: int,
+        park: bool = False,
     ) -> CompressPlan | Unchanged:
         """Plan to prune a lease by `policy`, or its own. The lease is busy until finished or aborted.
 
-        Raises what `extend` does, and CompressionRefusedError.
+        `park`: what it holds goes into slots before, unless there is a checkpoint already; see
+        `begin_restore`. Raises what `extend` does, CompressionRefusedError, TierFullError.
         """
         session = self._registry.live_session(session_id, now_ns)
-        return compressing.begin_compress(self._registry, session, progress, policy, queries)
+        return compressing.begin_compress(self._registry, session, progress, policy, queries, park)
 
     def rest(self, session_id: str, progress: Progress, floor: int | None) -> Lease:
         """The worker leaves the lease alone; it may be pruned to `floor` tokens (0: not; None: as leased).
@@ -313,12 +315,15 @@ class Device(TierEvents):
         """As `begin_compress`, of a resting lease that can give blocks, for others who need them."""
         return resting.begin_press(self._registry, lease_id, policy)
 
-    def finish_compress(self, lease_id: int, kept: int | Sequence[int]) -> Compressed:
+    def finish_compress(
+        self, lease_id: int, kept: int | Sequence[int], checksums: Sequence[int] = ()
+    ) -> Compressed:
         """The job is done: `kept` tokens, or by block the kept indices into the plan's source.
 
-        Raises InvalidArgumentError, and the lease stays busy, if that is not what was planned.
+        `checksums` of the plan's slots. Raises InvalidArgumentError, and the lease stays busy, if that is not
+        what was planned.
         """
-        return compressing.finish_compress(self._registry, lease_id, kept)
+        return compressing.finish_compress(self._registry, lease_id, kept, checksums)
 
     def begin_observe(
         self, session_id: str, progress: Progress, queries: QueryShape, now_ns: int

@@ -1,7 +1,8 @@
-"""Resume: blocks for a suspended lease, into which its bytes are copied from their slots.
+"""Resume and restore: blocks for what is parked, into which its bytes are copied from their slots.
 
-Until that is done the lease is as it was, and so it stays if there is no kernel worker. Slots whose bytes are
-damaged or gone lose the lease: it is told so, and never gets those bytes.
+A suspended lease comes back. One that was compressed goes back to the checkpoint made before: it gives its
+blocks for those. Until the copy is done the lease is as it was, and so it stays if there is no kernel worker.
+Slots whose bytes are damaged lose the suspended lease, or the checkpoint: nobody ever gets those bytes.
 """
 
 from kvd.errors import InvalidArgumentError, StaleGenerationError
@@ -14,9 +15,10 @@ from .lease import BlockTable, Lease, LeaseState
 from .parked import Fetching, Parked
 from .pool import Pool
 from .quotas import Need
-from .registry import Registry, refuse_unless_active
-from .results import FetchPlan
+from .registry import Registry, commit, refuse_unless_active
+from .results import Fetched, FetchPlan, Progress
 from .session import Session
+from .suspending import empty_table
 
 
 def suspended(registry: Registry, session: Session, lease_id: int, generation: int) -> Lease:
@@ -34,52 +36,85 @@ def suspended(registry: Registry, session: Session, lease_id: int, generation: i
     return lease
 
 
-def needs_of(registry: Registry, lease: Lease) -> list[tuple[Pool, Need]]:
-    """What a resume would take."""
-    assert lease.parked is not None, "a suspended lease"
-    return [(registry.pool_of(lease), Need(ordinary=lease.parked.slots.size))]
+def needs_of(registry: Registry, lease: Lease, parked: Parked | None) -> list[tuple[Pool, Need]]:
+    """What fetching that would take."""
+    assert parked is not None, "there is what would be fetched"
+    return [(registry.pool_of(lease), Need(ordinary=parked.slots.size))]
 
 
 def begin_resume(registry: Registry, session: Session, lease_id: int, generation: int) -> FetchPlan:
     """Take blocks, make the lease busy."""
     lease = suspended(registry, session, lease_id, generation)
     assert lease.parked is not None, "a suspended lease"
-    return _begin(registry, session, lease, lease.parked)
+    _require(registry, session, lease, lease.parked)
+    return _begin(registry, lease, lease.parked, restores=False)
 
 
-def _begin(registry: Registry, session: Session, lease: Lease, parked: Parked) -> FetchPlan:
-    pool, count = registry.pool_of(lease), parked.slots.size
-    quotas.require(registry, session.tenant, [(pool, Need(ordinary=count))])
-    runs, _ = pool.grant(count, registry.tenants[lease.tenant])  # all of them are written over
-    lease.job = Fetching(ids_of(runs))
-    return FetchPlan(lease, parked, lease.job.destination)
+def restorable(registry: Registry, session: Session, progress: Progress) -> tuple[Lease, Parked]:
+    """A lease where the worker says, and its checkpoint. Raises InvalidArgumentError if it has none."""
+    lease = registry.standing(session, progress)
+    if lease.checkpoint is None:
+        raise InvalidArgumentError(
+            f"lease {lease.lease_id} has no checkpoint to go back to; compress(park=True) makes one"
+        )
+    return lease, lease.checkpoint
 
 
-def finish_fetch(registry: Registry, lease_id: int) -> Lease:
+def begin_restore(registry: Registry, session: Session, progress: Progress) -> FetchPlan:
+    """As `begin_resume`, of a lease that is there and has a checkpoint."""
+    lease, checkpoint = restorable(registry, session, progress)
+    _require(registry, session, lease, checkpoint)
+    commit(lease, progress)
+    return _begin(registry, lease, checkpoint, restores=True)
+
+
+def _require(registry: Registry, session: Session, lease: Lease, parked: Parked) -> None:
+    quotas.require(registry, session.tenant, [(registry.pool_of(lease), Need(ordinary=parked.slots.size))])
+
+
+def _begin(registry: Registry, lease: Lease, parked: Parked, restores: bool) -> FetchPlan:
+    """Of a lease for which there is room."""
+    tenant = registry.tenants[lease.tenant]
+    runs, _ = registry.pool_of(lease).grant(parked.slots.size, tenant)  # all of them are written over
+    destination = ids_of(runs)
+    lease.job = Fetching(destination, restores)
+    return FetchPlan(lease, parked, destination)
+
+
+def finish_fetch(registry: Registry, lease_id: int) -> Fetched:
     """The bytes are in the blocks: they are the lease's table, the slots are free."""
     lease = registry.leases[lease_id]
-    job, parked = lease.job, lease.parked
-    assert isinstance(job, Fetching), f"lease {lease_id} is not being resumed"
-    assert parked is not None, "a suspended lease"
+    job = lease.job
+    assert isinstance(job, Fetching), f"nothing is fetched for lease {lease_id}"
+    parked, dropped_tokens = lease.checkpoint if job.restores else lease.parked, 0
+    assert parked is not None, "there is what is fetched"
     pool = registry.pool_of(lease)
     pool.blocks.cleaned(job.destination, registry.tenants[lease.tenant])
     registry.arenas[parked.tier].give(pool, parked.slots)
-    lease.blocks, lease.parked = BlockTable(job.destination), None
-    lease.fate = LeaseState.ACTIVE
+    if job.restores:
+        dropped_tokens, lease.checkpoint = lease.position - parked.position, None
+        empty_table(registry, pool, lease)
+    else:
+        lease.fate, lease.parked = LeaseState.ACTIVE, None
+    lease.blocks = BlockTable(job.destination)
+    lease.length, lease.position = parked.length, parked.position
+    lease.compressed_length, lease.observed_length = parked.compressed_length, parked.observed_length
     lease.generation += 1
     end_job(registry, lease, None)
-    return lease
+    return Fetched(lease, dropped_tokens)
 
 
 def abort_fetch(registry: Registry, lease_id: int, lost: bool) -> Lease:
-    """Not lost: still suspended. Lost: what the slots held is gone, and so is the lease."""
+    """Not lost: as before. Lost: what the slots held is gone, and so is a suspended lease."""
     lease = registry.leases[lease_id]
     job = lease.job
-    assert isinstance(job, Fetching), f"lease {lease_id} is not being resumed"
+    assert isinstance(job, Fetching), f"nothing is fetched for lease {lease_id}"
     if job.destination.size:
         tenant = registry.tenants[lease.tenant]
         registry.pool_of(lease).give_back(runs_of(job.destination), BlockState.LEASED, tenant)
-    if lost:
+    if lost and job.restores:
+        registry.drop_checkpoint(lease)
+    elif lost:
         lose_parked(registry, lease)
     end_job(registry, lease, None)
     return lease

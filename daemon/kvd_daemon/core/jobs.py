@@ -6,6 +6,7 @@ from .blocks import BlockState
 from .ending import settle
 from .free_runs import runs_of
 from .lease import Compacting, Lease, LeaseState, Lending, Observing
+from .parked import Tier
 from .registry import Registry
 from .results import QueryShape
 
@@ -36,6 +37,7 @@ def abort(registry: Registry, lease_id: int, lost: bool) -> Lease:
         if job.destination.size and not job.target.in_place:
             tenant = registry.tenants[lease.tenant]
             registry.pool_of(lease).give_back(runs_of(job.destination), BlockState.LEASED, tenant)
+        registry.arenas[Tier.HOST].give(registry.pool_of(lease), job.slots)
         if job.target.adds_scores:
             lease.observed_length = 0
         if lost:

@@ -1,14 +1,14 @@
 """One sequence's right to blocks."""
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from typing import NamedTuple
 
 from kvd.policy import Policy, Streaming
 
-from .free_runs import IntArray, Run, ids_of, runs_of
+from .free_runs import NO_BLOCKS, IntArray, Run, ids_of, runs_of
 from .parked import Fetching, Parked, Stowing, Tier
 
 FENCE_GENERATION_BITS = 24  # bits of a fence's word; the lease's id has the other 40
@@ -151,11 +151,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Compacting:
-    """The kernel worker compresses the lease into `destination`."""
+    """The kernel worker compresses the lease into `destination`; `slots` get a checkpoint before."""
 
     target: Target
     destination: IntArray
     scratch_lease_id: int | None
+    slots: IntArray = field(default_factory=lambda: NO_BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,7 @@ class Lease:
     floor: int = 0
     gave_blocks: int = 0
     parked: Parked | None = None
+    checkpoint: Parked | None = None
 
     @property
     def state(self) -> LeaseState:
@@ -273,8 +275,9 @@ class Lease:
 
     def slots(self) -> list[tuple[Tier, IntArray]]:
         """What it has in tiers, and what a job under way has for it."""
-        found = [(self.parked.tier, self.parked.slots)] if self.parked is not None else []
-        if isinstance(self.job, Stowing):
+        kept = [each for each in (self.parked, self.checkpoint) if each is not None]
+        found = [(each.tier, each.slots) for each in kept]
+        if isinstance(self.job, Stowing | Compacting):
             found.append((Tier.HOST, self.job.slots))
         return found
 

@@ -40,6 +40,7 @@ class Stowing:
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """The kernel worker copies what is parked into `destination`."""
+    """The kernel worker copies what is parked into `destination`, or (`restores`) the checkpoint."""
 
     destination: IntArray
+    restores: bool

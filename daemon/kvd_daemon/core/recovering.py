@@ -86,6 +86,9 @@ def _end_jobs(registry: Registry) -> list[Lease]:
 
 def _lose_arenas(registry: Registry, pools: Sequence[str]) -> list[Lease]:
     """What was parked for those pools is gone. Answers the leases that are lost by that."""
+    for lease in registry.leases.values():
+        if lease.pool in pools:
+            registry.drop_checkpoint(lease)
     parked = [lease for lease in registry.leases.values() if lease.pool in pools and lease.parked is not None]
     gone = [lease for lease in parked if lease.parked is not None and lease.parked.slots.size]
     for lease in gone:

@@ -64,6 +64,13 @@ class Registry:
         if lease.parked is not None:
             self.arenas[lease.parked.tier].give(self.pool_of(lease), lease.parked.slots)
             lease.parked = None
+        self.drop_checkpoint(lease)
+
+    def drop_checkpoint(self, lease: Lease) -> None:
+        """It will not be restored any more."""
+        if lease.checkpoint is not None:
+            self.arenas[lease.checkpoint.tier].give(self.pool_of(lease), lease.checkpoint.slots)
+            lease.checkpoint = None
 
     def forget_slots(self, pool: str) -> None:
         """The pool is no more; nothing is parked for it."""

@@ -118,7 +118,8 @@ class CompressPlan:
     `source` are the blocks in use, in table order. `destination` gets the kept tokens: other blocks, or the
     leading ones of `source` when `in_place`, or none when `by_block` (whole blocks leave the table).
     `window` last tokens and the policy's sinks are always kept. `scrub` runs are part of `destination`
-    and hold another tenant's bytes: zero them first.
+    and hold another tenant's bytes: zero them first. If there are `slots` (of the host tier, one for each of
+    `source`), copy `source` there before anything else.
     """
 
     lease: Lease
@@ -130,6 +131,7 @@ class CompressPlan:
     target_tokens: int
     window: int
     scrub: list[Run]
+    slots: IntArray
 
 
 @dataclass(frozen=True)
@@ -161,12 +163,21 @@ class StowPlan:
 class FetchPlan:
     """One job for the kernel worker: copy what is parked into blocks `destination`, one for each slot.
 
+    `parked` is a suspended lease's bytes, or the checkpoint that it goes back to.
+
     The lease is busy until `finish_fetch` or `abort_fetch`.
     """
 
     lease: Lease
     parked: Parked
     destination: IntArray
+
+
+class Fetched(NamedTuple):
+    """A lease that is back, or back at its checkpoint: so many newer tokens it has lost by that."""
+
+    lease: Lease
+    dropped_tokens: int
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,6 @@ def finish_suspend(registry: Registry, lease_id: int, checksums: Sequence[int]) 
     lease = registry.leases[lease_id]
     job = lease.job
     assert isinstance(job, Stowing), f"lease {lease_id} is not being suspended"
-    if len(checksums) != job.slots.size:
-        raise InvalidArgumentError(f"{len(checksums)} checksums of {job.slots.size} slots")
     lease.parked = parked_of(lease, job.slots, checksums)
     empty_table(registry, registry.pool_of(lease), lease)
     lease.fate = LeaseState.SUSPENDED
@@ -54,7 +52,9 @@ def finish_suspend(registry: Registry, lease_id: int, checksums: Sequence[int]) 
 
 
 def parked_of(lease: Lease, slots: IntArray, checksums: Sequence[int]) -> Parked:
-    """As the lease stands now."""
+    """As the lease stands now. Raises InvalidArgumentError if there is no checksum for each slot."""
+    if len(checksums) != slots.size:
+        raise InvalidArgumentError(f"{len(checksums)} checksums of {slots.size} slots")
     standing = lease.length, lease.position, lease.compressed_length, lease.observed_length
     return Parked(Tier.HOST, slots, np.array(checksums, np.uint32), *standing)
 

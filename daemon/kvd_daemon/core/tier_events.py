@@ -8,7 +8,7 @@ from .parked import Tier
 from .pool import Pool
 from .quotas import Need
 from .registry import Registry
-from .results import FetchPlan, Progress, StowPlan
+from .results import Fetched, FetchPlan, Progress, StowPlan
 from .tiers import Arena
 
 
@@ -48,7 +48,7 @@ class TierEvents:
         """What `begin_resume` would take now, as `needs_of_extend`."""
         session = self._registry.live_session(session_id, now_ns)
         lease = fetching.suspended(self._registry, session, lease_id, generation)
-        return fetching.needs_of(self._registry, lease)
+        return fetching.needs_of(self._registry, lease, lease.parked)
 
     def begin_resume(self, session_id: str, lease_id: int, generation: int, now_ns: int) -> FetchPlan:
         """Plan to bring a suspended lease back. It is busy until finished or aborted.
@@ -60,10 +60,24 @@ class TierEvents:
         session = self._registry.live_session(session_id, now_ns)
         return fetching.begin_resume(self._registry, session, lease_id, generation)
 
-    def finish_fetch(self, lease_id: int) -> Lease:
+    def needs_of_restore(self, session_id: str, progress: Progress, now_ns: int) -> list[tuple[Pool, Need]]:
+        """What `begin_restore` would take now, as `needs_of_extend`."""
+        session = self._registry.live_session(session_id, now_ns)
+        return fetching.needs_of(self._registry, *fetching.restorable(self._registry, session, progress))
+
+    def begin_restore(self, session_id: str, progress: Progress, now_ns: int) -> FetchPlan:
+        """Plan to go back to what a lease held before its first compression with `park`.
+
+        Busy until finished or aborted. Raises what `extend` does of a lease, PoolExhaustedError,
+        QuotaExceededError, InvalidArgumentError if it has no checkpoint.
+        """
+        session = self._registry.live_session(session_id, now_ns)
+        return fetching.begin_restore(self._registry, session, progress)
+
+    def finish_fetch(self, lease_id: int) -> Fetched:
         """Its blocks hold its bytes: the lease goes on, its slots are free."""
         return fetching.finish_fetch(self._registry, lease_id)
 
     def abort_fetch(self, lease_id: int, lost: bool) -> Lease:
-        """Not lost: it is suspended still. Lost: what was parked is damaged or gone, and so is the lease."""
+        """Not lost: it is as before. Lost: what was parked is damaged or gone, so is a suspended lease."""
         return fetching.abort_fetch(self._registry, lease_id, lost)

@@ -97,8 +97,8 @@ class Arena:
         return self._pools.setdefault(pool.name, _Slots()).take(count)
 
     def give(self, pool: Pool, slots: IntArray) -> None:
-        self.used_bytes -= slots.size * slot_bytes(pool.spec)
         if slots.size:
+            self.used_bytes -= slots.size * slot_bytes(pool.spec)
             self._pools[pool.name].give(slots)
             if self._on_give is not None:
                 self._on_give(pool, slots)

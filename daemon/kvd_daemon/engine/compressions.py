@@ -19,8 +19,9 @@ from kvd.spec import DTYPE_BYTES, QUERY_DTYPES
 from kvd_daemon.core import Compressed, CompressPlan, Lease, Progress, Unchanged
 from kvd_daemon.journal import RecordingDevice
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError
-from kvd_daemon.kernel.messages import Done, FloatArray
+from kvd_daemon.kernel.messages import Checksums, Done, FloatArray
 
+from .copying import Copying
 from .exhaustion import Exhaustion
 from .kernel_jobs import ROPE_STYLES, Given, GivenQueries, compress_job, observe_job
 from .revocations import Revocations
@@ -28,6 +29,8 @@ from .sessions import OpenSession
 
 LSE_BYTES = 4  # float32
 RETRY_AFTER_NS = 500_000_000  # ns; until another kernel worker is there
+
+NO_CHECKSUMS = np.zeros(0, np.uint32)
 
 Answer = TypeVar("Answer")
 
@@ -51,11 +54,13 @@ class Compressions:
         kernel: KernelClient,
         exhaustion: Exhaustion,
         revocations: Revocations,
+        copying: Copying,
     ) -> None:
         self._device = device
         self._kernel = kernel
         self._exhaustion = exhaustion
         self._revocations = revocations
+        self._copying = copying
 
     async def compress(
         self,
@@ -74,15 +79,18 @@ class Compressions:
         now_ns = time.monotonic_ns()
         try:
             with self._device.batch():
-                plan = self._device.begin_compress(opened.session_id, progress, policy, shape, now_ns)
+                plan = self._device.begin_compress(
+                    opened.session_id, progress, policy, shape, now_ns, given.park
+                )
                 if isinstance(plan, Unchanged):
                     return conclude(Outcome(plan.lease))
         except PoolExhaustedError as error:
             raise self._exhaustion.explained(error, opened.session.tenant, now_ns) from error
         with self._revocations.after_job():
+            checksums = await self._stow(plan)
             done = await self._carry_out(plan, given)
             with self._device.batch():
-                compressed = self._finish(plan, done)
+                compressed = self._finish(plan, done, checksums)
                 return conclude(Outcome(plan.lease, compressed, done.kernel_ns, done.mass_retained))
 
     async def press(self, lease_id: int, policy: Policy) -> None:
@@ -93,6 +101,14 @@ class Compressions:
             done = await self._carry_out(plan, Given())
             with self._device.batch():
                 self._finish(plan, done)
+
+    async def _stow(self, plan: CompressPlan) -> Checksums:
+        """The checkpoint, before anything moves."""
+        try:
+            return await self._copying.stow(plan.lease, plan.source, plan.slots)
+        except KvdError:
+            self._device.abort_compress(plan.lease.lease_id, lost=False)
+            raise
 
     async def _carry_out(self, plan: CompressPlan, given: Given) -> Done:
         lease_id = plan.lease.lease_id
@@ -106,11 +122,11 @@ class Compressions:
             self._device.abort_compress(lease_id, lost=False)
             raise
 
-    def _finish(self, plan: CompressPlan, done: Done) -> Compressed:
+    def _finish(self, plan: CompressPlan, done: Done, checksums: Checksums = NO_CHECKSUMS) -> Compressed:
         lease_id = plan.lease.lease_id
         kept = done.kept_blocks.tolist() if plan.by_block else done.kept_tokens
         try:
-            return self._device.finish_compress(lease_id, kept)
+            return self._device.finish_compress(lease_id, kept, checksums.tolist())
         except InvalidArgumentError as error:
             self._device.abort_compress(lease_id, lost=plan.in_place)
             raise AssertionError(f"the kernel worker did not do what was planned: {error}") from error

@@ -22,6 +22,7 @@ from .admission import Admission
 from .arenas import Arenas
 from .call_limits import CallLimits
 from .compressions import Compressions
+from .copying import Copying
 from .events import Draining, Ended
 from .exhaustion import Exhaustion
 from .handing import Handing
@@ -105,10 +106,11 @@ class Engine:
         self.leases = Leases(self.device, self._kernel, self.admission, self.revocations)
         self.handing = Handing(self.device, self.gate, self.sessions)
         self.sharing = Sharing(self.device, self.gate, exhaustion)
-        self.compressions = Compressions(self.device, self._kernel, exhaustion, self.revocations)
+        copying = Copying(self.device, self._kernel, self._arenas)
+        self.compressions = Compressions(self.device, self._kernel, exhaustion, self.revocations, copying)
         self.pressing = Pressing(self.device, self.compressions, self.spawn)
         exhaustion.on_pressure(self.pressing.relieve)
-        self.parking = Parking(self.device, self._kernel, self._arenas, self.admission, self.revocations)
+        self.parking = Parking(self.device, copying, self.admission, self.revocations)
         self._reload_listeners: list[Callable[[Settings], None]] = []
         self._last_call_s = time.monotonic()
 

@@ -42,6 +42,7 @@ class Given:
 
     queries: GivenQueries | None = None
     rope: GivenRope | None = None
+    park: bool = False
 
 
 def compress_job(device: Device, plan: CompressPlan, given: Given) -> Compress:

@@ -1,23 +1,19 @@
-"""Suspend and resume: the core plans, the kernel worker copies, the core swaps."""
+"""Suspend, resume and restore: the core plans, the kernel worker copies, the core swaps."""
 
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvd.errors import KernelWorkerUnavailableError, KvdError, LeaseLostError
-from kvd_daemon.core import FetchPlan, Lease, Pool, Progress, StowPlan, Tier
+from kvd.errors import CheckpointLostError, KvdError, LeaseLostError
+from kvd_daemon.core import Fetched, FetchPlan, Lease, Pool, Progress, StowPlan, Tier
 from kvd_daemon.core.tiers import Arena, slot_bytes
 from kvd_daemon.journal import RecordingDevice
-from kvd_daemon.kernel.client import KernelClient, KernelDiedError
-from kvd_daemon.kernel.messages import Checksums, Done, Fetch, Request, Stow
+from kvd_daemon.kernel.messages import Checksums
 
 from .admission import Admission, Asker
-from .arenas import Arenas
+from .copying import Copying
 from .revocations import Revocations
 from .sessions import OpenSession
-
-COPY_ATTEMPTS = 3  # kernel workers that may die over one copy before the call is undone
-RETRY_AFTER_NS = 500_000_000  # ns; until another kernel worker is there
 
 Answer = TypeVar("Answer")
 
@@ -28,14 +24,12 @@ class Parking:
     def __init__(
         self,
         device: RecordingDevice,
-        kernel: KernelClient,
-        arenas: Arenas,
+        copying: Copying,
         admission: Admission,
         revocations: Revocations,
     ) -> None:
         self._device = device
-        self._kernel = kernel
-        self._arenas = arenas
+        self._copying = copying
         self._admission = admission
         self._revocations = revocations
 
@@ -66,13 +60,11 @@ class Parking:
                 return conclude(self._device.finish_suspend(plan.lease.lease_id, checksums.tolist()))
 
     async def _stow(self, plan: StowPlan) -> Checksums:
-        pool = self._device.pools[plan.lease.pool]
         try:
-            done = await self._copy(pool, Stow(pool.pool_id, plan.source, plan.slots), plan.slots.size)
+            return await self._copying.stow(plan.lease, plan.source, plan.slots)
         except KvdError:
             self._device.abort_suspend(plan.lease.lease_id)
             raise
-        return done.checksums
 
     def resume(self, asker: Asker, lease_id: int, generation: int) -> FetchPlan:
         """Raises what Device.begin_resume does, also where others come first."""
@@ -83,10 +75,19 @@ class Parking:
             lambda: self._device.begin_resume(*asked),
         )
 
-    async def fetched(self, plan: FetchPlan, conclude: Callable[[Lease], Answer]) -> Answer:
+    def restore(self, asker: Asker, progress: Progress) -> FetchPlan:
+        """Raises what Device.begin_restore does, also where others come first."""
+        asked = asker.session_id, progress, time.monotonic_ns()
+        return self._admission.take(
+            asker,
+            lambda: self._device.needs_of_restore(*asked),
+            lambda: self._device.begin_restore(*asked),
+        )
+
+    async def fetched(self, plan: FetchPlan, conclude: Callable[[Fetched], Answer]) -> Answer:
         """What `conclude` makes of the lease once its bytes are in its blocks, as of `suspend`.
 
-        Raises KernelWorkerUnavailableError (it is suspended still), LeaseLostError.
+        Raises KernelWorkerUnavailableError (it is as before), LeaseLostError, CheckpointLostError.
         """
         with self._revocations.after_job():
             await self._fetch(plan)
@@ -94,32 +95,28 @@ class Parking:
                 return conclude(self._device.finish_fetch(plan.lease.lease_id))
 
     async def _fetch(self, plan: FetchPlan) -> None:
-        pool, parked, lease_id = self._device.pools[plan.lease.pool], plan.parked, plan.lease.lease_id
-        job = Fetch(pool.pool_id, parked.slots, plan.destination, parked.checksums)
+        lease, parked = plan.lease, plan.parked
+        restores = lease.checkpoint is parked
         try:
-            done = await self._copy(pool, job, parked.slots.size)
+            damaged = await self._copying.fetch(lease, parked, plan.destination)
         except KvdError:
-            self._device.abort_fetch(lease_id, lost=False)
+            self._device.abort_fetch(lease.lease_id, lost=False)
             raise
-        if done.damaged.size:
-            self._device.abort_fetch(lease_id, lost=True)
-            raise LeaseLostError(
-                f"what was parked of lease {lease_id} is damaged ({done.damaged.size} of {parked.slots.size} "
-                "blocks); release it and prefill again",
-                lease_id=lease_id,
-            )
+        if damaged:
+            self._device.abort_fetch(lease.lease_id, lost=True)
+            blocks = f"{damaged} of {parked.slots.size} blocks"
+            raise _checkpoint_lost(lease, blocks) if restores else _lease_lost(lease, blocks)
 
-    async def _copy(self, pool: Pool, job: Request, count: int) -> Done:
-        """Copying again does no harm. Raises KernelWorkerUnavailableError, DeviceUnavailableError."""
-        if not count:
-            return Done()
-        with self._arenas.lent(pool) as arena:
-            for _ in range(COPY_ATTEMPTS):
-                try:
-                    return await self._kernel.perform(job, fds=[arena])
-                except KernelDiedError:
-                    continue
-        raise KernelWorkerUnavailableError(
-            "kernel workers died while a lease was copied; it is as it was, retry after 500 ms",
-            retry_after_ns=RETRY_AFTER_NS,
-        )
+
+def _lease_lost(lease: Lease, blocks: str) -> LeaseLostError:
+    return LeaseLostError(
+        f"what was parked of lease {lease.lease_id} is damaged ({blocks}); release it and prefill again",
+        lease_id=lease.lease_id,
+    )
+
+
+def _checkpoint_lost(lease: Lease, blocks: str) -> CheckpointLostError:
+    return CheckpointLostError(
+        f"the checkpoint of lease {lease.lease_id} is damaged ({blocks}); the lease goes on as it is",
+        lease_id=lease.lease_id,
+    )

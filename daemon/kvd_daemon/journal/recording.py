@@ -18,7 +18,17 @@ from .snapshots import Moment
 
 TAKES = {
     *("create_pool", "open_session", "lease", "extend", "seal", "begin_compress", "begin_observe"),
-    *("match", "pin", "publish", "adopt", "fork", "begin_press", "begin_suspend", "begin_resume"),
+    *(
+        "match",
+        "pin",
+        "publish",
+        "adopt",
+        "fork",
+        "begin_press",
+        "begin_suspend",
+        "begin_resume",
+        "begin_restore",
+    ),
 }
 """Events that may be refused when the journal has no room; all others end something, or tell what is so."""
 

@@ -26,6 +26,7 @@ READS = {
     "need_of_lease",
     "needs_of_extend",
     "needs_of_resume",
+    "needs_of_restore",
     "leading",
 }  # methods that change nothing
 EVENTS: dict[str, Callable[..., Any]] = {

@@ -116,6 +116,7 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
         given = Given(
             queries_of(request.queries) if request.HasField("queries") else None,
             rope_of(request.rope) if request.HasField("rope") else None,
+            request.park,
         )
         return await self.engine.compressions.compress(
             opened,

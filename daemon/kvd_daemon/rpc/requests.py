@@ -11,7 +11,7 @@ from kvd_daemon.engine.admission import Asker
 from kvd_daemon.engine.kernel_jobs import GivenQueries, GivenRope
 from kvd_daemon.engine.sessions import OpenSession
 
-Waiting = pb.LeaseRequest | pb.ExtendRequest | pb.AdoptRequest | pb.ResumeRequest
+Waiting = pb.LeaseRequest | pb.ExtendRequest | pb.AdoptRequest | pb.ResumeRequest | pb.RestoreRequest
 ANSWER_NS = 20_000_000  # ns before a call's deadline, so that its answer is there in time
 DENSE = Dense()
 
@@ -38,7 +38,7 @@ def wait_of(request: Waiting, time_remaining: Callable[[], float | None]) -> int
 
 def asker_of(
     opened: OpenSession,
-    request: pb.LeaseRequest | pb.ExtendRequest | pb.ResumeRequest,
+    request: pb.LeaseRequest | pb.ExtendRequest | pb.ResumeRequest | pb.RestoreRequest,
     time_remaining: Callable[[], float | None],
     growing: Sequence[int] = (),
 ) -> Asker:

@@ -8,7 +8,7 @@ from kvd.convert import policy_to_proto
 from kvd.errors import DeviceUnavailableError, InvalidArgumentError
 from kvd.v1 import kvd_pb2 as pb
 from kvd.v1 import kvd_pb2_grpc
-from kvd_daemon.core import Change, Lease, Offer
+from kvd_daemon.core import Change, Fetched, Lease, Offer
 from kvd_daemon.engine.admission import Asker
 from kvd_daemon.engine.health import HealthState
 from kvd_daemon.engine.sessions import OpenSession
@@ -160,10 +160,32 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
     def _resume(
         self, asker: Asker, request: pb.ResumeRequest, conclude: Conclude[pb.ResumeResponse]
     ) -> "asyncio.Future[pb.ResumeResponse]":
-        def answer(lease: Lease) -> pb.ResumeResponse:
+        def answer(fetched: Fetched) -> pb.ResumeResponse:
             reply = pb.ResumeResponse(epoch=self.engine.epoch)
-            show_lease(Change(lease, 0), reply.lease)
+            show_lease(Change(fetched.lease, 0), reply.lease)
             return conclude(reply)
 
         plan = self.engine.parking.resume(asker, request.lease_id, request.generation)
+        return self.engine.spawn(self.engine.parking.fetched(plan, answer))
+
+    @answered
+    async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:
+        """A call that waits for blocks has not begun yet: it ends with its caller."""
+        engine, opened = self.engine, self.engine.sessions.by_token(request.session_token)
+        asker = asker_of(opened, request, context.time_remaining)
+        outcome = await engine.admission.admitted(
+            asker,
+            lambda: begun(engine, opened, request, lambda conclude: self._restore(asker, request, conclude)),
+        )
+        return await settled(outcome) if isinstance(outcome, asyncio.Future) else outcome
+
+    def _restore(
+        self, asker: Asker, request: pb.RestoreRequest, conclude: Conclude[pb.RestoreResponse]
+    ) -> "asyncio.Future[pb.RestoreResponse]":
+        def answer(fetched: Fetched) -> pb.RestoreResponse:
+            reply = pb.RestoreResponse(epoch=self.engine.epoch, dropped_tokens=fetched.dropped_tokens)
+            show_lease(Change(fetched.lease, 0), reply.lease)
+            return conclude(reply)
+
+        plan = self.engine.parking.restore(asker, progress_of(request.progress))
         return self.engine.spawn(self.engine.parking.fetched(plan, answer))

@@ -1218,10 +1218,15 @@ class CompressRequest(google.protobuf.message.Message):
     POLICY_FIELD_NUMBER: builtins.int
     QUERIES_FIELD_NUMBER: builtins.int
     ROPE_FIELD_NUMBER: builtins.int
+    PARK_FIELD_NUMBER: builtins.int
     session_token: builtins.bytes
     """Secret of the session."""
     request_id: builtins.str
     """Idempotency key."""
+    park: builtins.bool
+    """Copy what the lease holds to the host tier before, for ShareService.Restore; a checkpoint that is there
+    already stays. TIER_FULL if there is no room.
+    """
     @property
     def progress(self) -> Global___LeaseProgress:
         """Where the worker stands."""
@@ -1247,9 +1252,10 @@ class CompressRequest(google.protobuf.message.Message):
         policy: Global___Policy | None = ...,
         queries: Global___Queries | None = ...,
         rope: Global___Rope | None = ...,
+        park: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["policy", b"policy", "progress", b"progress", "queries", b"queries", "rope", b"rope"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["policy", b"policy", "progress", b"progress", "queries", b"queries", "request_id", b"request_id", "rope", b"rope", "session_token", b"session_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["park", b"park", "policy", b"policy", "progress", b"progress", "queries", b"queries", "request_id", b"request_id", "rope", b"rope", "session_token", b"session_token"]) -> None: ...
 
 Global___CompressRequest: typing_extensions.TypeAlias = CompressRequest
 
@@ -2146,6 +2152,70 @@ class ResumeResponse(google.protobuf.message.Message):
 Global___ResumeResponse: typing_extensions.TypeAlias = ResumeResponse
 
 @typing.final
+class RestoreRequest(google.protobuf.message.Message):
+    """See ShareService.Restore."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_TOKEN_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
+    MAX_WAIT_FIELD_NUMBER: builtins.int
+    session_token: builtins.bytes
+    """Secret of the session."""
+    request_id: builtins.str
+    """Idempotency key."""
+    @property
+    def progress(self) -> Global___LeaseProgress:
+        """Where the worker stands."""
+
+    @property
+    def max_wait(self) -> google.protobuf.duration_pb2.Duration:
+        """As in LeaseRequest."""
+
+    def __init__(
+        self,
+        *,
+        session_token: builtins.bytes = ...,
+        request_id: builtins.str = ...,
+        progress: Global___LeaseProgress | None = ...,
+        max_wait: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["max_wait", b"max_wait", "progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["max_wait", b"max_wait", "progress", b"progress", "request_id", b"request_id", "session_token", b"session_token"]) -> None: ...
+
+Global___RestoreRequest: typing_extensions.TypeAlias = RestoreRequest
+
+@typing.final
+class RestoreResponse(google.protobuf.message.Message):
+    """See ShareService.Restore."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    LEASE_FIELD_NUMBER: builtins.int
+    DROPPED_TOKENS_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    dropped_tokens: builtins.int
+    """Positions that it was further."""
+    @property
+    def lease(self) -> Global___LeaseState:
+        """The lease: all of its table is in `appended`."""
+
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+        lease: Global___LeaseState | None = ...,
+        dropped_tokens: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dropped_tokens", b"dropped_tokens", "epoch", b"epoch", "lease", b"lease"]) -> None: ...
+
+Global___RestoreResponse: typing_extensions.TypeAlias = RestoreResponse
+
+@typing.final
 class GetStatusRequest(google.protobuf.message.Message):
     """See AdminService.GetStatus."""
 
@@ -2220,7 +2290,7 @@ class PoolStatus(google.protobuf.message.Message):
     leases_suspended: builtins.int
     """Suspended leases."""
     parked_bytes: builtins.int
-    """Bytes of the host tier that they take."""
+    """Bytes of the host tier that they and checkpoints take."""
     @property
     def pool(self) -> Global___Pool:
         """Name, geometry, totals."""

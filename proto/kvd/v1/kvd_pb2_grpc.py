@@ -638,6 +638,11 @@ class ShareServiceStub(object):
                 request_serializer=kvd_dot_v1_dot_kvd__pb2.ResumeRequest.SerializeToString,
                 response_deserializer=kvd_dot_v1_dot_kvd__pb2.ResumeResponse.FromString,
                 _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/kvd.v1.ShareService/Restore',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.RestoreResponse.FromString,
+                _registered_method=True)
 
 
 class ShareServiceServicer(object):
@@ -728,6 +733,14 @@ class ShareServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Restore(self, request, context):
+        """Takes a lease back to what it held before its first compression with `park`: tokens written since are gone.
+        Errors: those of Extend, KERNEL_WORKER_UNAVAILABLE and CHECKPOINT_LOST (the lease goes on as it is).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShareServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -780,6 +793,11 @@ def add_ShareServiceServicer_to_server(servicer, server):
                     servicer.Resume,
                     request_deserializer=kvd_dot_v1_dot_kvd__pb2.ResumeRequest.FromString,
                     response_serializer=kvd_dot_v1_dot_kvd__pb2.ResumeResponse.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.RestoreRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.RestoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1054,6 +1072,33 @@ class ShareService(object):
             '/kvd.v1.ShareService/Resume',
             kvd_dot_v1_dot_kvd__pb2.ResumeRequest.SerializeToString,
             kvd_dot_v1_dot_kvd__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.ShareService/Restore',
+            kvd_dot_v1_dot_kvd__pb2.RestoreRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.RestoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -686,7 +686,23 @@ _ShareServiceResumeType = typing_extensions.TypeVar(
     ],
 )
 
-class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinType, _ShareServiceUnpinType, _ShareServiceForkType, _ShareServicePublishType, _ShareServiceAdoptType, _ShareServiceRestType, _ShareServiceWakeType, _ShareServiceSuspendType, _ShareServiceResumeType]):
+_ShareServiceRestoreType = typing_extensions.TypeVar(
+    '_ShareServiceRestoreType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.RestoreRequest,
+        kvd.v1.kvd_pb2.RestoreResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.RestoreRequest,
+        kvd.v1.kvd_pb2.RestoreResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.RestoreRequest,
+        kvd.v1.kvd_pb2.RestoreResponse,
+    ],
+)
+
+class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinType, _ShareServiceUnpinType, _ShareServiceForkType, _ShareServicePublishType, _ShareServiceAdoptType, _ShareServiceRestType, _ShareServiceWakeType, _ShareServiceSuspendType, _ShareServiceResumeType, _ShareServiceRestoreType]):
     """Blocks and leases that change hands: prefixes found by their hashes, leases given to other sessions.
     Request ids as in LeaseService.
     """
@@ -733,6 +749,10 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
             kvd.v1.kvd_pb2.ResumeRequest,
             kvd.v1.kvd_pb2.ResumeResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.RestoreRequest,
+            kvd.v1.kvd_pb2.RestoreResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -776,6 +796,10 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
         grpc.aio.UnaryUnaryMultiCallable[
             kvd.v1.kvd_pb2.ResumeRequest,
             kvd.v1.kvd_pb2.ResumeResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.RestoreRequest,
+            kvd.v1.kvd_pb2.RestoreResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -831,6 +855,11 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
     KERNEL_WORKER_UNAVAILABLE (it is suspended still), LEASE_LOST (what was parked is damaged or gone).
     """
 
+    Restore: _ShareServiceRestoreType
+    """Takes a lease back to what it held before its first compression with `park`: tokens written since are gone.
+    Errors: those of Extend, KERNEL_WORKER_UNAVAILABLE and CHECKPOINT_LOST (the lease goes on as it is).
+    """
+
 ShareServiceAsyncStub: typing_extensions.TypeAlias = ShareServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.MatchRequest,
@@ -871,6 +900,10 @@ ShareServiceAsyncStub: typing_extensions.TypeAlias = ShareServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.ResumeRequest,
         kvd.v1.kvd_pb2.ResumeResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.RestoreRequest,
+        kvd.v1.kvd_pb2.RestoreResponse,
     ],
 ]
 
@@ -979,6 +1012,16 @@ class ShareServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[kvd.v1.kvd_pb2.ResumeResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.ResumeResponse]]:
         """Brings a suspended lease back into blocks of its own, with all it had. Errors: those of Extend,
         KERNEL_WORKER_UNAVAILABLE (it is suspended still), LEASE_LOST (what was parked is damaged or gone).
+        """
+
+    @abc.abstractmethod
+    def Restore(
+        self,
+        request: kvd.v1.kvd_pb2.RestoreRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.RestoreResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.RestoreResponse]]:
+        """Takes a lease back to what it held before its first compression with `park`: tokens written since are gone.
+        Errors: those of Extend, KERNEL_WORKER_UNAVAILABLE and CHECKPOINT_LOST (the lease goes on as it is).
         """
 
 def add_ShareServiceServicer_to_server(servicer: ShareServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
