@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 export KVD_CACHE ?= $(CURDIR)/.cache
 
-.PHONY: setup check test test-gpu check-gpu-code bench-gpu chaos demo bench bench-quality proto proto-check clean
+.PHONY: setup check test test-gpu check-gpu-code bench-gpu chaos demo bench bench-trace bench-quality proto proto-check clean
 
 setup: $(READY)
 
@@ -57,6 +57,10 @@ bench: $(READY)
 	$(BIN)/python benchmarks/bench_rpc.py benchmarks/results/rpc.json
 	$(BIN)/python benchmarks/bench_journal.py --json benchmarks/results/journal.json
 	$(BIN)/python benchmarks/bench_snapkv.py --json benchmarks/results/snapkv.json
+
+# TRACE: a file in the format of trace_replay/requests.py; without it one is made up. Some minutes.
+bench-trace: $(READY)
+	$(BIN)/python benchmarks/bench_trace.py $(TRACE) --json benchmarks/results/trace.json
 
 # About two minutes on two cores; the first time it fetches a small model (93 MB).
 demo: $(READY)

@@ -33,10 +33,10 @@ CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_mes
 
 
 @contextlib.contextmanager
-def running_kvd(folder: Path) -> Iterator[Endpoint]:
-    """A kvd of one host device."""
+def running_kvd(folder: Path, *options: str) -> Iterator[Endpoint]:
+    """A kvd of one host device, with more of its options."""
     bin_dir = Path(sys.executable).parent
-    command = [str(bin_dir / "kvd"), "--host-memory", HOST_MEMORY, "--session-ttl", SESSION_TTL]
+    command = [str(bin_dir / "kvd"), "--host-memory", HOST_MEMORY, "--session-ttl", SESSION_TTL, *options]
     endpoint = Endpoint(folder / "host0")
     with _process([*command, "--run-dir", str(folder), "--log-level", "warning"]):
         _wait_for(endpoint.directory / "grpc.sock")
