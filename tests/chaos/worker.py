@@ -31,16 +31,18 @@ from kvd.errors import (
     LeaseGoneError,
     LeaseLostError,
     PrefixNotFoundError,
+    StaleGenerationError,
     UnavailableError,
 )
 
-from .pattern import SPEC, hashes, write, wrong_bytes
+from .pattern import SPEC, Text, hashes, write, wrong_bytes
 
 POOL, BLOCKS = "chaos", 600
 TIMEOUT_S = 8.0  # of one call; a daemon is back within two
 HANG_S = 90.0  # a compression waits up to 60 s for kernel workers, other calls TIMEOUT_S; longer is a hang
 SHARED_TEXTS = 6  # texts that several workers begin with
 MAX_LEASES = 12
+SHELF_S = 600.0  # longer than all faults together
 MIN_PRUNED = 100  # tokens; 30 % of fewer do not hold sinks and window
 MAX_PAUSE_S = 120.0  # waiting for SIGUSR2; the run was given up then
 POLICIES = (
@@ -55,10 +57,11 @@ PASSING = (ExhaustedError, UnavailableError, DeadlineExceededError, CompressionR
 
 @dataclass
 class Sequence:
-    """A lease and the text in it."""
+    """A lease and the text in it; and the key it was published under, until it is adopted again."""
 
     lease: kvd_client.Lease
-    text: int
+    text: Text
+    key: str = ""
 
 
 @dataclass
@@ -96,10 +99,15 @@ class Worker:
         gap_s, self._last_step_s = now - self._last_step_s, now
         self._longest_gap_s = max(self._longest_gap_s * 0.99, gap_s)
         action = self._random.choices(
-            (self.begin, self.grow, self.prune, self.share, self.trim, self.look, self.end),
-            (6, 8, 4, 2, 1, 2, 3),
+            (
+                *(self.begin, self.grow, self.prune, self.share, self.trim, self.look, self.end),
+                *(self.fork, self.hand_over),
+            ),
+            (6, 8, 4, 2, 1, 2, 3, 3, 2),
         )[0]
         self._current = self._random.choice(self.sequences) if self.sequences else None
+        if self._current is not None and self._current.key:
+            action = self.hand_over
         try:
             if action == self.begin or self._current is None:
                 self.begin()
@@ -131,7 +139,7 @@ class Worker:
         except PrefixNotFoundError:
             lease = self.pool.lease(tokens=self._random.randrange(200), policy=policy)
         self._next_text += not shares
-        self._current = Sequence(lease, text)
+        self._current = Sequence(lease, Text(text))
         self.sequences.append(self._current)
         self.grow(self._current)
 
@@ -154,15 +162,35 @@ class Worker:
         lease = sequence.lease
         blocks = lease.length // SPEC.block_size
         fresh = lease.compressed_length == 0 and not isinstance(lease.policy, kvd_client.Streaming)
+        fresh = fresh and not sequence.text.branches
         if fresh and lease.position == lease.length and blocks > lease.sealed_blocks:
-            lease.seal(hashes(sequence.text, blocks))
+            lease.seal(hashes(sequence.text.number, blocks))
+
+    def fork(self, sequence: Sequence) -> None:
+        """The child goes on with a text of its own: both are looked at from now on."""
+        if len(self.sequences) >= MAX_LEASES or isinstance(sequence.lease.policy, kvd_client.Streaming):
+            return
+        for child in sequence.lease.fork(self._random.randrange(1, 3)):
+            text = sequence.text.forked(child.position, self._next_text)
+            self._next_text += 1
+            self.sequences.append(Sequence(child, text))
+
+    def hand_over(self, sequence: Sequence) -> None:
+        """To whoever has the key, which is this worker again. A call that broke off is taken up here."""
+        sequence.key = sequence.key or f"{os.getpid()} {sequence.lease.lease_id}"
+        with contextlib.suppress(ClosedError):  # it is published by now
+            sequence.lease.publish(sequence.key, ttl=SHELF_S)
+        sequence.lease, sequence.key = self.pool.adopt(sequence.key), ""
 
     def trim(self, sequence: Sequence) -> None:
         if not isinstance(sequence.lease.policy, kvd_client.Streaming):
             sequence.lease.trim()
 
     def look(self, sequence: Sequence) -> None:
-        wrong, seen = wrong_bytes(sequence.lease, sequence.text)
+        try:
+            wrong, seen = wrong_bytes(sequence.lease, sequence.text)
+        except StaleGenerationError:  # a call that broke off had moved them: now they are known
+            wrong, seen = wrong_bytes(sequence.lease, sequence.text)
         self.report.checked_bytes += seen
         if wrong:
             self.report.wrong_bytes += wrong
@@ -200,6 +228,8 @@ class Worker:
     def audit(self, ttl_s: float) -> None:
         for sequence in list(self.sequences):
             try:
+                if sequence.key:
+                    self.hand_over(sequence)
                 self.look(sequence)
             except LeaseGoneError as error:
                 self._lost(sequence, "audit", error, ttl_s)
