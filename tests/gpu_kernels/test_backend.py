@@ -69,6 +69,10 @@ def test_a_wrong_log_sum_exp_is_refused(found: dict[str, Any]) -> None:
     assert found["a wrong log-sum-exp"] == WRONG_LSE
 
 
+def test_blocks_that_kernels_cannot_count_are_refused(found: dict[str, Any]) -> None:
+    assert "use smaller blocks" in found["blocks of 2 GiB"]
+
+
 def test_a_lease_that_not_even_one_column_of_fits_is_refused_with_the_way_out(found: dict[str, Any]) -> None:
     assert "compress it earlier" in found["no room"]
 

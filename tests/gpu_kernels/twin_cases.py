@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from tests.gpu_kernels.assembler import PTX_CACHE
 from tests.gpu_kernels.on_gpu import Twins, the_device, twins
 from tests.kernels.leases import Shape, make_queries, query_values
@@ -18,6 +19,7 @@ from kvd_cuda.backend import Backend
 from kvd_cuda.compress import CompressPlan, CompressResult, compress
 from kvd_cuda.errors import KernelInputError
 from kvd_cuda.gpu.device import KernelDevice
+from kvd_cuda.gpu.placing import DeviceSidecar, place
 from kvd_cuda.host import HostBackend
 from kvd_cuda.plan import Rope
 from kvd_cuda.planes import KVPlanes
@@ -122,6 +124,27 @@ def refusal(
     return "nothing"
 
 
+def large_blocks(device: KernelDevice) -> str:
+    """What is said to blocks that lie 2 GiB apart; nothing of them is touched."""
+    plane = as_strided(np.zeros(1, np.float32), (2, 1, 1, 1), (2**31, 4, 4, 4))
+    sidecar = np.zeros((2, 1, 1, 1), np.int32)
+    planes = KVPlanes(
+        k=[plane],
+        v=[plane],
+        dtype="float32",
+        block_table=np.zeros(1, np.int32),
+        length=1,
+        position=1,
+        positions=sidecar,
+        scores=sidecar.view(np.float32),
+    )
+    try:
+        place(device, planes, DeviceSidecar(0, 0))
+    except KernelInputError as error:
+        return str(error)
+    return "nothing"
+
+
 def nan_key(pair: Twins, queries: WindowQueries) -> WindowQueries:
     table, plane = pair.host.planes.block_table, pair.host.planes.k[1]
     plane[table[2], 3, 1] = np.nan
@@ -155,6 +178,7 @@ def main() -> None:
     found["a key that is NaN, to keydiff"] = refusal(device, nan_key, PLANS["keydiff"][1])
     found["a query that is NaN"] = refusal(device, nan_query)
     found["a wrong log-sum-exp"] = refusal(device, lambda pair, queries: with_lse(pair, queries, 0.2))
+    found["blocks of 2 GiB"] = large_blocks(device)
     found["no room"] = refusal(the_device(PTX_CACHE, 8 << 10), lambda _, queries: queries)
     print(json.dumps(found))
 

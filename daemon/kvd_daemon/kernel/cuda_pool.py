@@ -1,5 +1,6 @@
 """A pool in GPU memory, whose kernels run on that GPU."""
 
+import contextlib
 import ctypes
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from kvd.spec import KVSpec
 from kvd_cuda.driver import Mapping, RegisteredMemory, map_legacy, map_shared
+from kvd_cuda.errors import KernelInputError
 from kvd_cuda.gpu.backend import CudaBackend
 from kvd_cuda.gpu.device import KernelDevice
 from kvd_cuda.gpu.placing import DeviceSidecar
@@ -37,7 +39,8 @@ class CudaPool(MappedPool):
         scores = self._registered.address + self.scores.ctypes.data - base
         sidecar = DeviceSidecar(self._registered.address, scores)
         self.backend = CudaBackend(device, sidecar)
-        warm_up(device, self.lease(_NO_LEASE), sidecar)
+        with contextlib.suppress(KernelInputError):  # blocks that kernels refuse: each job is told so
+            warm_up(device, self.lease(_NO_LEASE), sidecar)
 
     def _mapped(self, pool_fd: int, byte_count: int) -> Any:
         self._device: Mapping = self._map(self._kernels.gpu, pool_fd, byte_count)
