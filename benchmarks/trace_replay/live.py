@@ -9,6 +9,7 @@ import multiprocessing
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from multiprocessing.sharedctypes import Synchronized
@@ -91,19 +92,11 @@ def replay(run_dir: Path, requests: Sequence[Request], capacity: int, workers: i
     """All requests by so many processes; `speed` times as fast as they came, or as fast as it goes (0)."""
     assert max(max(request.blocks) for request in requests) < SALT
     context = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
-    following = context.Value("q", 0)
-    answers: multiprocessing.Queue[Measured] = context.Queue()
-    plan = Plan(run_dir, requests, capacity, speed)
-    processes = [
-        context.Process(target=_work, args=(plan, following, answers), daemon=True) for _ in range(workers)
-    ]
-    for process in processes:
-        process.start()
+    plan, following = Plan(run_dir, requests, capacity, speed), context.Value("q", 0)
     measured = Measured()
-    for _ in processes:
-        measured.add(answers.get())
-    for process in processes:
-        process.join()
+    with ProcessPoolExecutor(workers, context, _begin, (plan, following)) as executor:
+        for future in [executor.submit(_work) for _ in range(workers)]:
+            measured.add(future.result())
     return measured
 
 
@@ -117,7 +110,17 @@ class Plan:
     speed: float
 
 
-def _work(plan: Plan, following: "Synchronized[int]", answers: "multiprocessing.Queue[Measured]") -> None:
+_told: list[tuple[Plan, "Synchronized[int]"]] = []
+"""In a worker process: what it was told when it began."""
+
+
+def _begin(plan: Plan, following: "Synchronized[int]") -> None:
+    _told.append((plan, following))
+
+
+def _work() -> Measured:
+    """Serve one request after the other until none is left."""
+    plan, following = _told[0]
     worker, started = Worker(plan.run_dir, plan.capacity), time.monotonic()
     while True:
         with following.get_lock():
@@ -130,4 +133,4 @@ def _work(plan: Plan, following: "Synchronized[int]", answers: "multiprocessing.
             time.sleep(max(0.0, started + request.time_ms / 1000 / plan.speed - time.monotonic()))
         worker.serve(request)
     worker.close()
-    answers.put(worker.measured)
+    return worker.measured
