@@ -21,6 +21,7 @@ from kvd_daemon.access.certificates import Certificates
 from kvd_daemon.access.tokens import Tokens
 from kvd_daemon.device.available import available_bytes
 from kvd_daemon.device.list_gpus import visible_gpus
+from kvd_daemon.device.slot_files import disk_file
 from kvd_daemon.gpu_list import resolved
 from kvd_daemon.processes import allow_many_descriptors, lend_no_descriptor
 from kvd_daemon.run_dir import private_folder
@@ -139,6 +140,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help='host memory per device for what is suspended, e.g. "4GiB" (default: none)',
     )
+    parser.add_argument("--spill-dir", metavar="DIR", help="a folder for what host memory is too small for")
+    parser.add_argument("--spill-size", metavar="SIZE", help='bytes there per device, e.g. "64GiB"')
     parser.add_argument(
         "--run-dir", metavar="DIR", help="where the sockets are (default $KVD_RUN_DIR, /run/kvd)"
     )
@@ -182,6 +185,13 @@ def _add_access(add: Callable[..., object]) -> None:
 def _check_files(settings: Settings) -> None:
     """Raises InvalidArgumentError if a daemon could not use a file or group that they name."""
     _check_group(settings.socket_gid)
+    if settings.spill_dir:
+        try:
+            os.close(disk_file(settings.spill_dir))
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"--spill-dir {settings.spill_dir}: {error.strerror}; name a folder kvd may write to"
+            ) from error
     listening = settings.listening
     if listening is not None:
         for device in settings.device_names:

@@ -122,14 +122,15 @@ async def serve(
 ) -> Ending:
     """Until somebody wants an end; answers which one."""
     device, byte_count = folder.path.name, serving.byte_count
-    told = DeviceSettings(device, byte_count, settings.session_ttl_ns, settings.guarding(device))
+    guarding = settings.guarding(device)
+    told = DeviceSettings(device, byte_count, settings.session_ttl_ns, guarding, settings.spill_dir)
     opened = open_state(folder.journal, byte_count, serving.store, CALLS, Limits(eviction=settings.eviction))
     inheritance = inherit(opened, serving.memory, serving.store)
     engine = Engine(told, serving.memory, command, inheritance)
     supervised = Supervised(channel, engine) if channel is not None else None
     obey_signals(engine, settings.drain_timeout_ns / 1e9)
     engine.admission.set_quotas(settings.tenants)
-    engine.parking.set_budget(settings.host_tier_bytes)
+    engine.parking.set_budgets(settings.host_tier_bytes, settings.spill_size_bytes)
     engine.on_reload(lambda settings: engine.admission.set_quotas(settings.tenants))
     engine.on_reload(_change_log_level)
     engine.on_reload(lambda settings: _change_eviction(opened.device, settings))

@@ -70,6 +70,8 @@ class Settings:
     memory: str = "0.85"
     gpu_sharing: str = "auto"
     host_tier_bytes: int = 0
+    spill_dir: str = ""
+    spill_size_bytes: int = 0
     run_dir: str = ""
     session_ttl_ns: int = 30_000_000_000
     drain_timeout_ns: int = 0
@@ -93,6 +95,7 @@ class Settings:
             ("host_memory_bytes", 0 if self.gpus else MIN_HOST_MEMORY_BYTES, MAX_HOST_MEMORY_BYTES),
             ("devices", 1, MAX_DEVICES),
             ("host_tier_bytes", 0, MAX_HOST_MEMORY_BYTES),
+            ("spill_size_bytes", 0, MAX_HOST_MEMORY_BYTES),
             ("session_ttl_ns", MIN_SESSION_TTL_NS, MAX_SESSION_TTL_NS),
             ("drain_timeout_ns", 0, MAX_DRAIN_TIMEOUT_NS),
             ("kernel_threads", 1, MAX_KERNEL_THREADS),
@@ -103,6 +106,12 @@ class Settings:
         for name in TEXTS:
             if not isinstance(getattr(self, name), str):
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)!r}; a text in quotes is needed")
+        if bool(self.spill_dir) != bool(self.spill_size_bytes) or (
+            self.spill_dir and not self.host_tier_bytes
+        ):
+            raise InvalidArgumentError(
+                "the disk tier is behind the host tier: --spill-dir, --spill-size and --host-tier go together"
+            )
         _ = self.listening, self.socket_gid  # each raises if it makes no sense
         for name, choices in (
             ("log_level", LOG_LEVELS),
@@ -170,10 +179,21 @@ class Settings:
         )
 
 
-FIXED = ("host_memory_bytes", "devices", "gpus", "memory", "gpu_sharing", "host_tier_bytes", "run_dir")
+FIXED = (
+    "host_memory_bytes",
+    "devices",
+    "gpus",
+    "memory",
+    "gpu_sharing",
+    "host_tier_bytes",
+    "spill_dir",
+    "spill_size_bytes",
+    "run_dir",
+)
 """What only a new kvd takes from kvd.toml; a reload passes it over."""
 
 TEXTS = (
+    "spill_dir",
     "gpus",
     "memory",
     "gpu_sharing",
@@ -200,6 +220,7 @@ _PARSERS = {
     "gpus": ("gpus", gpus_text),
     "memory": ("memory", memory_text),
     "host_tier": ("host_tier_bytes", parse_bytes),
+    "spill_size": ("spill_size_bytes", parse_bytes),
     "session_ttl": ("session_ttl_ns", parse_duration_ns),
     "drain_timeout": ("drain_timeout_ns", parse_duration_ns),
     **{name: (name, parse) for name, (parse, _) in TABLES.items()},

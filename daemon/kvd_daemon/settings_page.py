@@ -12,6 +12,7 @@ BARE = re.compile(r"[A-Za-z0-9_-]+")  # a key that TOML takes without quotes
 QUANTITIES: Mapping[str, tuple[str, Callable[[int], object]]] = {
     "host_memory_bytes": ("host_memory", int),
     "host_tier_bytes": ("host_tier", int),
+    "spill_size_bytes": ("spill_size", int),
     "session_ttl_ns": ("session_ttl", lambda ns: f"{ns / 1e9:g}s"),
     "drain_timeout_ns": ("drain_timeout", lambda ns: f"{ns / 1e9:g}s"),
 }

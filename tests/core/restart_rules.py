@@ -2,7 +2,7 @@
 
 from hypothesis.stateful import rule
 
-from kvd_daemon.core import Device, Losses
+from kvd_daemon.core import Device, Losses, Tier
 from kvd_daemon.core.image import capture, restore
 
 from .driver import MEMORY_BYTES, TTL, Chance, anything
@@ -24,12 +24,15 @@ class RestartRules(LeaseRules, JobRules, TierRules):
         grace = chance.choice([0, GRACE, 3 * TTL])
         busy = [*self.plans, *self.observed]
         arenas = [name for name in self.world.pools if chance.random() < 0.2]
-        recovered = self.device.recover(self.world.now, grace, Losses(pools, sessions, arenas))
+        disks = [name for name in self.world.pools if chance.random() < 0.2]
+        losses = Losses(pools, sessions, arenas, disks)
+        recovered = self.device.recover(self.world.now, grace, losses)
         self.jobs_ended()
         for lease in self.world.leases.values():
-            if lease.pool in arenas:
+            pools_without = {Tier.HOST: arenas, Tier.DISK: disks}
+            if lease.checkpoint and lease.pool in pools_without[lease.checkpoint[0][0]]:
                 self.world.drop_slots(lease, "checkpoint")
-            if lease.pool in arenas and lease.parked:
+            if lease.parked and lease.pool in pools_without[lease.parked[0][0]]:
                 self.world.lose_parked(lease)
         for name in sessions:
             self.world.end_session(name)
@@ -61,6 +64,9 @@ class RestartRules(LeaseRules, JobRules, TierRules):
         for lease_id in [*self.plans, *self.observed]:
             plan = self.plans.get(lease_id)
             self.job_aborted(lease_id, lost=plan is None or plan.in_place)
+        for *_, target, _ in self.world.moves.values():
+            self.world.drop_target(target)
+        self.world.moves.clear()
         for lease_id in list(self.stows):
             self.suspend_undone(lease_id)
         for lease_id in list(self.fetches):

@@ -68,8 +68,8 @@ class AnyOrderOfEvents(
 
     def check_slots(self) -> None:
         """Nobody else took them: what is parked stays as it was until it is fetched."""
-        [arena] = self.device.arenas.values()
-        assert {(pool, slot) for pool, slots in arena.used() for slot in slots} == set(self.world.slots)
+        used = [(tier, *each) for tier, arena in self.device.arenas.items() for each in arena.used()]
+        assert {(tier, pool, slot) for tier, pool, slots in used for slot in slots} == set(self.world.slots)
 
     def check_lease(self, lease: WorldLease) -> None:
         found = self.device.leases[lease.lease_id]
@@ -140,6 +140,7 @@ CALM = {
     "abort_suspend": 0.3,
     "resume": 3,
     "restore": 3,
+    "finish_move": 2,
     "finish_fetch": 2,
     "abort_fetch": 0.5,
     "end_session": 0.2,

@@ -1,13 +1,15 @@
 """Leases are suspended and resumed. The kernel worker is played here; slots are memory of the model's own."""
 
+import zlib
+
 from hypothesis.stateful import precondition, rule
 
 from kvd import errors as e
-from kvd_daemon.core import FetchPlan, StowPlan
+from kvd_daemon.core import FetchPlan, StowPlan, Tier
 
 from .driver import Chance, Driver, Refusal, any_lease, anything
 from .quota_rules import Shortage
-from .world import WorldLease
+from .world import Slot, WorldLease
 
 BUDGETS = (0, 20 * 4096, 60 * 4096)  # bytes; a slot of these small blocks is a page
 SLOT = 4096
@@ -21,12 +23,14 @@ class TierRules(Driver):
         self.stows: dict[int, StowPlan] = {}
         self.fetches: dict[int, FetchPlan] = {}
         self.world.tier_bytes = BUDGETS[-1]
-        self.device.set_tiers(BUDGETS[-1])
+        self.world.disk_bytes = BUDGETS[-1]
+        self.device.set_tiers(BUDGETS[-1], BUDGETS[-1])
 
     @rule(chance=anything)
     def set_tiers(self, chance: Chance) -> None:
         self.world.tier_bytes = chance.choice([*BUDGETS, BUDGETS[-1]])
-        self.device.set_tiers(self.world.tier_bytes)
+        self.world.disk_bytes = chance.choice([*BUDGETS, BUDGETS[-1]])
+        self.device.set_tiers(self.world.tier_bytes, self.world.disk_bytes)
 
     @precondition(any_lease)
     @rule(chance=anything)
@@ -47,24 +51,31 @@ class TierRules(Driver):
     def stow_refusal(self, lease: WorldLease, count: int) -> Refusal:
         if lease.scratch:
             return e.InvalidArgumentError
-        free = self.world.tier_bytes - SLOT * len(self.world.slots)
+        return self.full(Tier.HOST, count)
+
+    def full(self, tier: Tier, count: int) -> Refusal:
+        budget = self.world.tier_bytes if tier is Tier.HOST else self.world.disk_bytes
+        free = budget - SLOT * sum(place[0] is tier for place in self.world.slots)
         return e.TierFullError if count * SLOT > max(0, free) else None
 
     def take_slots(self, lease: WorldLease, slots: list[int]) -> None:
-        places = [(lease.pool, slot) for slot in slots]
+        lease.stowed = self.taken(lease.pool, Tier.HOST, slots)
+
+    def taken(self, pool: str, tier: Tier, slots: list[int]) -> list[Slot]:
+        places = [(tier, pool, slot) for slot in slots]
         assert not set(places) & set(self.world.slots), "a slot is taken twice"
         assert len(set(places)) == len(places)
         self.world.slots |= dict.fromkeys(places)
-        lease.stowed = slots
+        return places
 
     @precondition(lambda self: self.stows)
     @rule(chance=anything)
     def finish_suspend(self, chance: Chance) -> None:
         lease_id = chance.choice(sorted(self.stows))
         plan, lease = self.stows.pop(lease_id), self.world.leases[lease_id]
+        self.fill_slots(lease, plan.source.tolist())
         sums = [self.sum_of(slot) for slot in lease.stowed]
         self.ask(e.InvalidArgumentError, lambda: self.device.finish_suspend(lease_id, [*sums, 1]))
-        self.fill_slots(lease, plan.source.tolist())
         self.device.finish_suspend(lease_id, sums)
         lease.parked, lease.stowed = lease.stowed, []
         lease.table, lease.sealed, lease.fate = [], 0, "suspended"
@@ -74,7 +85,7 @@ class TierRules(Driver):
     def fill_slots(self, lease: WorldLease, source: list[int]) -> None:
         pool = self.world.pool_of(lease)
         for block, slot in zip(source, lease.stowed, strict=True):
-            self.world.slots[lease.pool, slot] = list(pool.content.get(block, [None] * pool.block_size))
+            self.world.slots[slot] = list(pool.content.get(block, [None] * pool.block_size))
 
     def checkpointed(self, lease: WorldLease, source: list[int]) -> list[int]:
         """What a lease was before the compression that begins, if that parks it; the checksums."""
@@ -85,8 +96,9 @@ class TierRules(Driver):
         lease.checkpoint, lease.stowed = lease.stowed, []
         return [self.sum_of(slot) for slot in lease.checkpoint]
 
-    def sum_of(self, slot: int) -> int:
-        return slot * 1_000_003 % 2**32
+    def sum_of(self, slot: Slot) -> int:
+        """Of what is there: it goes along when that moves."""
+        return zlib.crc32(repr(self.world.slots[slot]).encode())
 
     @precondition(lambda self: self.stows)
     @rule(chance=anything)
@@ -113,9 +125,9 @@ class TierRules(Driver):
             return
         self.begin_fetch(lease, plan, lease.parked)
 
-    def begin_fetch(self, lease: WorldLease, plan: FetchPlan, slots: list[int]) -> None:
+    def begin_fetch(self, lease: WorldLease, plan: FetchPlan, slots: list[Slot]) -> None:
         blocks = plan.destination.tolist()
-        assert plan.parked.slots.tolist() == slots
+        assert plan.parked.slots.tolist() == [slot for _, _, slot in slots]
         assert plan.parked.checksums.tolist() == [self.sum_of(slot) for slot in slots]
         self.world.take(lease, blocks)
         for block in blocks[:1]:  # what an aborted job leaves behind
@@ -131,6 +143,8 @@ class TierRules(Driver):
         error = self.refusal(session, lease)
         if error is None and not lease.checkpoint:
             error = e.InvalidArgumentError
+        if error is None and lease.checkpoint[0][0] is Tier.DISK:
+            error = e.LeaseBusyError
         error = error or Shortage(self.world, lease.tenant, lease.pool, len(lease.checkpoint)).error
         plan = self.ask(error, lambda: self.device.begin_restore(session, progress, self.world.now))
         if plan is not None:
@@ -143,6 +157,8 @@ class TierRules(Driver):
             return error or e.InvalidArgumentError
         if generation != lease.generation:
             return e.StaleGenerationError
+        if lease.parked[0][0] is Tier.DISK:
+            return e.LeaseBusyError
         return Shortage(self.world, lease.tenant, lease.pool, len(lease.parked)).error
 
     @precondition(lambda self: self.fetches)
@@ -153,7 +169,7 @@ class TierRules(Driver):
         pool = self.world.pool_of(lease)
         which = "checkpoint" if lease.checkpoint and lease.fate == "active" else "parked"
         for block, slot in zip(plan.destination.tolist(), getattr(lease, which), strict=True):
-            pool.content[block] = list(self.world.slots[lease.pool, slot])
+            pool.content[block] = list(self.world.slots[slot])
         done = self.device.finish_fetch(lease_id)
         self.world.drop_slots(lease, which)
         if which == "checkpoint":
@@ -176,6 +192,58 @@ class TierRules(Driver):
         elif lost:
             self.world.lose_parked(lease)
         self.fetch_undone(lease_id)
+
+    @precondition(lambda self: any(each.parked or each.checkpoint for each in self.world.leases.values()))
+    @rule(chance=anything)
+    def move(self, chance: Chance) -> None:
+        able = [
+            (lease, which)
+            for lease in self.world.leases.values()
+            for which in ("parked", "checkpoint")
+            if getattr(lease, which) and lease.lease_id not in self.fetches
+        ]
+        if not able:
+            return
+        lease, which = chance.choice(able)
+        source = getattr(lease, which)
+        tier = Tier.DISK if source[0][0] is Tier.HOST else Tier.HOST
+        asked = lease.lease_id, which == "checkpoint", tier
+        move = self.ask(self.full(tier, len(source)), lambda: self.device.begin_move(*asked))
+        if move is not None:
+            target = self.taken(lease.pool, tier, move.slots.tolist())
+            sums = [self.sum_of(slot) for slot in source]
+            assert move.parked.checksums.tolist() == sums
+            self.world.moves[move.move_id] = (lease, which, list(source), target, sums)
+
+    @precondition(lambda self: self.world.moves)
+    @rule(chance=anything)
+    def finish_move(self, chance: Chance) -> None:
+        """What was copied while its slots changed hands has other checksums, and is said to be damaged."""
+        move_id = chance.choice(sorted(self.world.moves))
+        lease, which, source, target, sums = self.world.moves.pop(move_id)
+        copied = [self.world.slots.get(slot) for slot in source]
+        intact = all(slot in self.world.slots for slot in source)
+        intact = intact and [self.sum_of(slot) for slot in source] == sums
+        current = self.moves_still(lease, which, source, sums)
+        if not intact or chance.random() < 0.3:
+            lost = chance.random() < 0.5
+            assert self.device.abort_move(move_id, lost) == (lost and current)
+            self.world.drop_target(target)
+            if lost and current and which == "checkpoint":
+                self.world.drop_slots(lease, "checkpoint")
+            elif lost and current:
+                self.world.lose_parked(lease)
+            return
+        assert self.device.finish_move(move_id) == current
+        if not current:
+            return self.world.drop_target(target)
+        self.world.slots |= dict(zip(target, copied, strict=True))
+        self.world.drop_slots(lease, which)
+        setattr(lease, which, target)
+
+    def moves_still(self, lease: WorldLease, which: str, source: list[Slot], sums: list[int]) -> bool:
+        alive = self.world.leases.get(lease.lease_id) is lease and lease.lease_id not in self.fetches
+        return alive and getattr(lease, which) == source and [self.sum_of(slot) for slot in source] == sums
 
     def fetch_undone(self, lease_id: int) -> None:
         del self.fetches[lease_id]

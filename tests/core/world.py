@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kvd import errors as e
 from kvd.policy import Policy, Streaming
-from kvd_daemon.core import Quota
+from kvd_daemon.core import Quota, Tier
 
 FREE, LEASED, SEALED, CACHED, QUARANTINED = "free", "leased", "sealed", "cached", "quarantined"
 
@@ -21,6 +21,10 @@ def prefix_hash(text: int, depth: int) -> bytes:
 
 def hashes(text: int, count: int) -> list[bytes]:
     return [prefix_hash(text, depth) for depth in range(count)]
+
+
+Slot = tuple[Tier, str, int]
+"""Tier, pool and number."""
 
 
 @dataclass
@@ -96,9 +100,9 @@ class WorldLease:
     gave: int = 0
     branches: list[tuple[int, int]] = field(default_factory=list)
     copying: tuple[int, int] | None = None
-    parked: list[int] = field(default_factory=list)
-    stowed: list[int] = field(default_factory=list)
-    checkpoint: list[int] = field(default_factory=list)
+    parked: list[Slot] = field(default_factory=list)
+    stowed: list[Slot] = field(default_factory=list)
+    checkpoint: list[Slot] = field(default_factory=list)
     back: "WorldLease | None" = None
 
     def text_at(self, position: int) -> int:
@@ -143,7 +147,9 @@ class World:
         self.quotas: dict[str, Quota] = {}
         self.default_quota = Quota()
         self.tier_bytes = 0
-        self.slots: dict[tuple[str, int], list | None] = {}
+        self.disk_bytes = 0
+        self.moves: dict[int, tuple[WorldLease, str, list[Slot], list[Slot], list[int]]] = {}
+        self.slots: dict[Slot, list | None] = {}
 
     # -- derived ------------------------------------------------------------------------------
 
@@ -273,7 +279,7 @@ class World:
 
     def drop_slots(self, lease: WorldLease, which: str) -> None:
         for slot in getattr(lease, which):
-            del self.slots[lease.pool, slot]
+            del self.slots[slot]
         setattr(lease, which, [])
 
     def lose_parked(self, lease: WorldLease) -> None:
@@ -312,7 +318,16 @@ class World:
 
     def drop_pool(self, name: str) -> WorldPool:
         self.pins = {pin_id: pin for pin_id, pin in self.pins.items() if pin.pool != name}
+        for lease, _, _, target, _ in self.moves.values():
+            if lease.pool == name:
+                self.drop_target(target)
         return self.pools.pop(name)
+
+    def drop_target(self, target: list[Slot]) -> None:
+        """Of a move that came to nothing; once."""
+        for slot in target:
+            del self.slots[slot]
+        target.clear()
 
     def expire_pins(self) -> set[int]:
         """Answers the ids of those that end now."""

@@ -15,7 +15,7 @@ from tests.core.snapshot import snapshot
 from kvd.policy import H2O, Dense, Dual, Keep, SnapKV, Span, Streaming
 from kvd_daemon.core import LeaseState, LeaseWish, Progress
 from kvd_daemon.core.lease import Compacting, Scrubbing, Standing, Target
-from kvd_daemon.journal.codec import CLASSES, SCHEMA, CodecError, Decoder, encode, pieces
+from kvd_daemon.journal.codec import CLASSES, ENUMS, SCHEMA, CodecError, Decoder, encode, pieces
 from kvd_daemon.journal.records import EVENTS
 
 KEEPS = st.one_of(st.integers(2, 10**6), st.floats(0.01, 1.0)).map(Keep.of)
@@ -159,7 +159,7 @@ def test_every_argument_of_an_event_is_of_types_that_can_be_written(name: str) -
     hints.pop("return")
     for hint in hints.values():
         assert typing.get_origin(hint) in (None, Sequence, Mapping, types.UnionType, typing.Union), hint
-        assert leaves(hint) <= PLAIN | set(CLASSES), hint
+        assert leaves(hint) <= PLAIN | set(CLASSES) | set(ENUMS), hint
 
 
 def test_a_policy_of_a_lease_is_written_as_its_own_class() -> None:

@@ -34,6 +34,7 @@ _POOL_COUNTS = (
     "waiting_calls",
     "leases_suspended",
     "parked_bytes",
+    "spilled_bytes",
     "wanted_blocks",
     "blocks_pinned",
     "leases_shelved",

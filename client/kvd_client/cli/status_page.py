@@ -190,9 +190,12 @@ def _facts(pool: Record) -> list[tuple[str, str]]:
     if pool["waiting_calls"]:
         calls, wanted = _plural(pool["waiting_calls"], "call"), _plural(pool["wanted_blocks"], "block")
         facts.append(("waiting", f"{calls} for {wanted}: kvctl tenant list"))
-    if pool["leases_suspended"]:
-        leases = _plural(pool["leases_suspended"], "lease")
-        facts.append(("suspended", f"{leases}, {show_bytes(pool['parked_bytes'])} in the host tier"))
+    if pool["parked_bytes"] or pool["spilled_bytes"]:
+        suspended, on_disk = _plural(pool["leases_suspended"], "lease"), pool["spilled_bytes"]
+        disk = f", {show_bytes(on_disk)} on disk" if on_disk else ""
+        facts.append(
+            ("parked", f"{show_bytes(pool['parked_bytes'])} in host memory{disk}; {suspended} suspended")
+        )
     if pool["blocks_quarantined"]:
         waiting = _plural(pool["blocks_quarantined"], "block")
         facts.append(("quarantine", f"{waiting} until their writers' processes end: kvctl session list"))

@@ -24,6 +24,7 @@ from . import (
     handing,
     invariants,
     jobs,
+    moving,
     observing,
     pinning,
     quotas,
@@ -104,6 +105,7 @@ class Device(TierEvents):
             raise PoolInUseError(f"pool {name} has {len(pool.leases)} leases; release them first")
         for pin in [pin for pin in self.pins.values() if pin.pool == name]:
             pinning.drop(self._registry, pin)
+        moving.forget_moves(self._registry, name)
         self._registry.forget_slots(name)
         return self.pools.pop(name)
 

@@ -5,14 +5,14 @@ blocks for those. Until the copy is done the lease is as it was, and so it stays
 Slots whose bytes are damaged lose the suspended lease, or the checkpoint: nobody ever gets those bytes.
 """
 
-from kvd.errors import InvalidArgumentError, StaleGenerationError
+from kvd.errors import InvalidArgumentError, LeaseBusyError, StaleGenerationError
 
 from . import quotas
 from .blocks import BlockState
 from .free_runs import ids_of, runs_of
 from .jobs import end_job
 from .lease import BlockTable, Lease, LeaseState
-from .parked import Fetching, Parked
+from .parked import Fetching, Parked, Tier
 from .pool import Pool
 from .quotas import Need
 from .registry import Registry, commit, refuse_unless_active
@@ -69,6 +69,9 @@ def begin_restore(registry: Registry, session: Session, progress: Progress) -> F
 
 
 def _require(registry: Registry, session: Session, lease: Lease, parked: Parked) -> None:
+    """Raises LeaseBusyError, or that there is no room."""
+    if parked.tier is not Tier.HOST:
+        raise LeaseBusyError(f"what is parked of lease {lease.lease_id} is on disk; ask again")
     quotas.require(registry, session.tenant, [(registry.pool_of(lease), Need(ordinary=parked.slots.size))])
 
 

@@ -99,6 +99,8 @@ def capture(device: Device) -> Image:
             "last_pin_id": registry.last_pin_id,
             "shelf": [lease.lease_id for lease in registry.shelf.values()],
             "tenants": dict(registry.tenants),
+            "moves": list(registry.moves.values()),
+            "last_move_id": registry.last_move_id,
             "tiers": {tier.value: arena.budget_bytes for tier, arena in registry.arenas.items()},
             "quotas": {"default": quotas.default, "own": dict(quotas.own), "held": dict(quotas.held)},
         },
@@ -238,6 +240,10 @@ def _restore_slots(registry: Registry, plain: Mapping[str, Any]) -> None:
     """Which slots are in use follows from the leases. An image of version 2 has none."""
     for tier, budget_bytes in plain.get("tiers", {}).items():
         registry.arenas[Tier(tier)].budget_bytes = budget_bytes
+    registry.last_move_id = plain.get("last_move_id", 0)
+    for move in plain.get("moves", []):
+        registry.moves[move.move_id] = move
+        registry.arenas[move.tier].claim(registry.pools[move.pool], move.slots)
     for lease in registry.leases.values():
         for tier, slots in lease.slots():
             registry.arenas[tier].claim(registry.pool_of(lease), slots)

@@ -198,6 +198,8 @@ def _check_slots(registry: Registry) -> None:
         for lease in registry.leases.values():
             for _, slots in [each for each in lease.slots() if each[0] is tier]:
                 found.setdefault(lease.pool, []).extend(slots.tolist())
+        for move in [move for move in registry.moves.values() if move.tier is tier]:
+            found.setdefault(move.pool, []).extend(move.slots.tolist())
         expected = {pool: set(slots) for pool, slots in found.items() if slots}
         _hold(
             sum(map(len, found.values())) == sum(map(len, expected.values())),

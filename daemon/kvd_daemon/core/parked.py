@@ -16,6 +16,7 @@ class Tier(StrEnum):
     """Where slots are."""
 
     HOST = "host"
+    DISK = "disk"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +30,22 @@ class Parked:
     position: int
     compressed_length: int
     observed_length: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Move:
+    """What a lease has parked, or its checkpoint, is copied into `slots` of another tier.
+
+    The lease need not wait: if it goes its way meanwhile, the copy is of no use and forgotten.
+    """
+
+    move_id: int
+    pool: str
+    lease_id: int
+    is_checkpoint: bool
+    parked: Parked
+    tier: Tier
+    slots: IntArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from .ending import end_session, unshelve
 from .fetching import abort_fetch, lose_parked
 from .jobs import abort
 from .lease import BlockTable, Compacting, Lease, LeaseState, Observing, Scrubbing
-from .parked import Fetching, Stowing
+from .moving import forget_moves
+from .parked import Fetching, Stowing, Tier
 from .pool import Pool
 from .registry import Registry
 from .scrubbing import scrub_failed
@@ -24,11 +25,12 @@ from .suspending import abort_suspend
 
 @dataclass(frozen=True)
 class Losses:
-    """Pools whose memory is gone, sessions whose processes are, pools whose host arena is: by name."""
+    """Pools whose memory is gone, sessions whose processes are, pools whose slots are (of host, of disk)."""
 
     pools: Sequence[str] = ()
     sessions: Sequence[str] = ()
     arenas: Sequence[str] = ()
+    disks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ def recover(registry: Registry, now_ns: int, grace_ns: int, losses: Losses) -> R
     lost = _end_jobs(registry)
     for session_id in losses.sessions:
         end_session(registry, registry.known_session(session_id))
-    lost += _lose_arenas(registry, losses.arenas)
+    forget_moves(registry)
+    lost += _lose_slots(registry, Tier.HOST, losses.arenas)
+    lost += _lose_slots(registry, Tier.DISK, losses.disks)
     pools = [registry.pool(name) for name in losses.pools]
     for pool in pools:
         lost += _lose(registry, pool)
@@ -84,15 +88,16 @@ def _end_jobs(registry: Registry) -> list[Lease]:
     return lost
 
 
-def _lose_arenas(registry: Registry, pools: Sequence[str]) -> list[Lease]:
-    """What was parked for those pools is gone. Answers the leases that are lost by that."""
-    for lease in registry.leases.values():
-        if lease.pool in pools:
+def _lose_slots(registry: Registry, tier: Tier, pools: Sequence[str]) -> list[Lease]:
+    """What those pools had there is gone. Answers the leases that are lost by that."""
+    gone = []
+    for lease in [lease for lease in registry.leases.values() if lease.pool in pools]:
+        checkpoint, parked = lease.checkpoint, lease.parked
+        if checkpoint is not None and checkpoint.tier is tier:
             registry.drop_checkpoint(lease)
-    parked = [lease for lease in registry.leases.values() if lease.pool in pools and lease.parked is not None]
-    gone = [lease for lease in parked if lease.parked is not None and lease.parked.slots.size]
-    for lease in gone:
-        lose_parked(registry, lease)
+        if parked is not None and parked.tier is tier and parked.slots.size:
+            lose_parked(registry, lease)
+            gone.append(lease)
     return gone
 
 

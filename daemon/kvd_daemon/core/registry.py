@@ -24,7 +24,7 @@ from kvd.limits import MAX_TOKENS_PER_LEASE
 from .fences import Fences
 from .lease import Lease, LeaseState
 from .limits import MAX_POSITION, MAX_TENANTS, Limits
-from .parked import Tier
+from .parked import Move, Tier
 from .pins import Pin
 from .pool import Pool
 from .quotas import Quotas
@@ -50,6 +50,8 @@ class Registry:
         """Published leases by tenant, pool and key."""
         self.fences = Fences(limits.leases + 1)
         self.arenas = {tier: Arena(tier) for tier in Tier}
+        self.moves: dict[int, Move] = {}
+        self.last_move_id = 0
 
     def pool(self, name: str) -> Pool:
         if name not in self.pools:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from . import fetching, suspending
+from . import fetching, moving, suspending
 from .lease import Lease
-from .parked import Tier
+from .parked import Move, Tier
 from .pool import Pool
 from .quotas import Need
 from .registry import Registry
@@ -22,9 +22,22 @@ class TierEvents:
         """The tiers."""
         return self._registry.arenas
 
-    def set_tiers(self, host_bytes: int) -> None:
+    def set_tiers(self, host_bytes: int, disk_bytes: int) -> None:
         """How many bytes may be parked from now on; what is parked stays."""
         self._registry.arenas[Tier.HOST].budget_bytes = host_bytes
+        self._registry.arenas[Tier.DISK].budget_bytes = disk_bytes
+
+    def begin_move(self, lease_id: int, is_checkpoint: bool, tier: Tier) -> Move:
+        """Plan to copy what a lease has parked to another tier; it need not wait. Raises TierFullError."""
+        return moving.begin_move(self._registry, lease_id, is_checkpoint, tier)
+
+    def finish_move(self, move_id: int) -> bool:
+        """The bytes are there. False if nobody wants them any more."""
+        return moving.finish_move(self._registry, move_id)
+
+    def abort_move(self, move_id: int, lost: bool) -> bool:
+        """They are not. Lost: they are damaged where they were; True if somebody has lost them by that."""
+        return moving.abort_move(self._registry, move_id, lost)
 
     def begin_suspend(self, session_id: str, progress: Progress, now_ns: int) -> StowPlan:
         """Plan to park a lease. It is busy, and else as it was, until finished or aborted.

@@ -18,6 +18,8 @@ from .pool import Pool
 
 SLOT_ALIGNMENT = 4096  # bytes; pages are what memory is taken and given back by, and what disks read directly
 
+WORDS = {Tier.HOST: ("host tier", "--host-tier"), Tier.DISK: ("disk tier", "--spill-size")}
+
 OnGive = Callable[[Pool, IntArray], None]
 
 
@@ -78,15 +80,16 @@ class Arena:
         if wanted <= max(0, free):
             return
         numbers = {"wanted_bytes": wanted, "free_bytes": max(0, free), "budget_bytes": self.budget_bytes}
+        where, option = WORDS[self.tier]
         if wanted > self.budget_bytes:
             raise TierFullError(
-                f"{wanted} bytes wanted of the host tier, which has {self.budget_bytes} in all; start kvd "
-                "with a larger --host-tier, or keep the lease where it is",
+                f"{wanted} bytes wanted of the {where}, which has {self.budget_bytes} in all; start kvd "
+                f"with a larger {option}, or keep the lease where it is",
                 **numbers,
             )
         raise TierFullError(
-            f"{wanted} bytes wanted of the host tier, {numbers['free_bytes']} of {self.budget_bytes} free; "
-            "resume or release a suspended lease, or start kvd with a larger --host-tier",
+            f"{wanted} bytes wanted of the {where}, {numbers['free_bytes']} of {self.budget_bytes} free; "
+            f"resume or release a suspended lease, or start kvd with a larger {option}",
             **numbers,
         )
 

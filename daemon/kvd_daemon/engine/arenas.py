@@ -1,6 +1,7 @@
-"""The host tier's memory: a memory file for each pool that ever parked something.
+"""Where a tier's slots lie: a file for each pool that ever parked something there, without a name.
 
-It is kept by the descriptor store as `tier.POOL_ID`, so it outlives the daemon. Slots that are free again are
+In memory for the host tier, in the folder for spilling for the disk tier. The descriptor store keeps it, as
+`tier.POOL_ID` or `disk.POOL_ID`, so it outlives the daemon, and goes with kvd. Slots that are free again are
 punched out, so that what is in use is what is parked.
 """
 
@@ -9,6 +10,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,29 +26,46 @@ from kvd_daemon.kernel.messages import Punch
 LOG = logging.getLogger("kvd.tiers")
 
 
-def arena_name(pool: Pool) -> str:
-    """Under which a pool's arena outlives the daemon."""
-    return f"tier.{pool.pool_id}"
+PREFIXES = {Tier.HOST: "tier", Tier.DISK: "disk"}
+
+
+def arena_name(pool: Pool, tier: Tier) -> str:
+    """Under which a pool's file of that tier outlives the daemon."""
+    return f"{PREFIXES[tier]}.{pool.pool_id}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which tier, how its files are made (OSError), who punches them, which ones there are, by pool id.
+
+    Those are the arenas' from now on.
+    """
+
+    tier: Tier
+    make: Callable[[str], int]
+    worker: KernelClient
+    inherited: Mapping[str, int]
 
 
 class Arenas:
-    """Of one device. `inherited` are those of the daemon before, by pool id; they are this object's now."""
+    """Of one device and one tier."""
 
     def __init__(
         self,
         device: Device,
-        kernel: KernelClient,
         store: DescriptorStore,
-        inherited: Mapping[str, int],
+        place: Place,
         spawn: "Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]",
     ) -> None:
         self._device = device
-        self._kernel = kernel
         self._store = store
+        self._place = place
         self._spawn = spawn
-        self._fds = dict(inherited)
+        self._fds = dict(place.inherited)
         self._freed: dict[str, set[int]] = {}
-        device.arenas[Tier.HOST].on_give(self._given)
+        self._punching: set[asyncio.Task[None]] = set()
+        self._slots = device.arenas[place.tier]
+        self._slots.on_give(self._given)
         for pool in device.pools.values():
             if pool.pool_id in self._fds:  # what came free while there was no daemon
                 size = os.fstat(self._fds[pool.pool_id]).st_size // slot_bytes(pool.spec)
@@ -55,6 +74,8 @@ class Arenas:
     @contextlib.contextmanager
     def lent(self, pool: Pool) -> Iterator[int]:
         """A descriptor of the pool's arena, whatever becomes of the pool. Raises DeviceUnavailableError."""
+        if self._device.pools.get(pool.name) is not pool:
+            raise DeviceUnavailableError(f"pool {pool.name} was dropped meanwhile")
         if pool.pool_id not in self._fds:
             self._fds[pool.pool_id] = self._made(pool)
         fd = os.dup(self._fds[pool.pool_id])
@@ -64,12 +85,15 @@ class Arenas:
             os.close(fd)
 
     def _made(self, pool: Pool) -> int:
+        name = arena_name(pool, self._place.tier)
         try:
-            fd = os.memfd_create(f"kvd-{arena_name(pool)}", os.MFD_CLOEXEC)
+            fd = self._place.make(name)
         except OSError as error:
-            raise DeviceUnavailableError(f"no memory file for the host tier: {error.strerror}") from error
+            raise DeviceUnavailableError(
+                f"no file for the {self._place.tier} tier: {error.strerror}"
+            ) from error
         try:
-            self._store.put(arena_name(pool), fd)
+            self._store.put(name, fd)
         except KvdError:
             os.close(fd)
             raise
@@ -80,27 +104,34 @@ class Arenas:
         fd = self._fds.pop(pool.pool_id, None)
         self._freed.pop(pool.name, None)
         if fd is not None:
-            self._store.drop(arena_name(pool))
+            self._store.drop(arena_name(pool, self._place.tier))
             os.close(fd)
 
     def _given(self, pool: Pool, slots: IntArray) -> None:
         if not self._freed:
-            self._spawn(self._punch())
+            task = self._spawn(self._punch())
+            self._punching.add(task)
+            task.add_done_callback(self._punching.discard)
         self._freed.setdefault(pool.name, set()).update(slots.tolist())
 
+    async def punched(self) -> None:
+        """What is free now has been punched: another worker than the one that punches may write there."""
+        if self._punching:
+            await asyncio.wait(self._punching)
+
     async def _punch(self) -> None:
-        """What is taken again meanwhile is written after this: jobs of callers are done in their order."""
+        """What is taken again meanwhile is written after this: a worker does its jobs in their order."""
         await asyncio.sleep(0)  # until the change is over that gives slots back
         freed, self._freed = self._freed, {}
         for name, slots in freed.items():
             pool = self._device.pools.get(name)
-            free = slots - self._device.arenas[Tier.HOST].used_of(name)
+            free = slots - self._slots.used_of(name)
             if pool is None or pool.pool_id not in self._fds or not free:
                 continue
             try:
                 with self.lent(pool) as fd:
                     job = Punch(slot_bytes(pool.spec), np.array(sorted(free), np.int32))
-                    await self._kernel.perform(job, fds=[fd])
+                    await self._place.worker.perform(job, fds=[fd])
             except (KernelDiedError, KvdError) as error:
                 LOG.warning("pool %s: %d free slots keep their memory for now: %s", name, len(free), error)
                 self._freed.setdefault(name, set()).update(free)  # goes with the next ones

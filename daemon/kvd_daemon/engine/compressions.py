@@ -26,6 +26,7 @@ from .exhaustion import Exhaustion
 from .kernel_jobs import ROPE_STYLES, Given, GivenQueries, compress_job, observe_job
 from .revocations import Revocations
 from .sessions import OpenSession
+from .spilling import Spilling
 
 LSE_BYTES = 4  # float32
 RETRY_AFTER_NS = 500_000_000  # ns; until another kernel worker is there
@@ -55,12 +56,14 @@ class Compressions:
         exhaustion: Exhaustion,
         revocations: Revocations,
         copying: Copying,
+        spilling: Spilling,
     ) -> None:
         self._device = device
         self._kernel = kernel
         self._exhaustion = exhaustion
         self._revocations = revocations
         self._copying = copying
+        self._spilling = spilling
 
     async def compress(
         self,
@@ -78,6 +81,8 @@ class Compressions:
         shape = None if given.queries is None else given.queries.shape
         now_ns = time.monotonic_ns()
         try:
+            if given.park:
+                await self._spilling.room_for(progress.lease_id)
             with self._device.batch():
                 plan = self._device.begin_compress(
                     opened.session_id, progress, policy, shape, now_ns, given.park
@@ -91,6 +96,8 @@ class Compressions:
             done = await self._carry_out(plan, given)
             with self._device.batch():
                 compressed = self._finish(plan, done, checksums)
+                if plan.slots.size:
+                    self._spilling.parked(plan.lease.lease_id, is_checkpoint=True)
                 return conclude(Outcome(plan.lease, compressed, done.kernel_ns, done.mass_retained))
 
     async def press(self, lease_id: int, policy: Policy) -> None:

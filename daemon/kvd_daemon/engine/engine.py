@@ -6,20 +6,21 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvd.errors import KvdError
 from kvd_daemon.access.gate import Gate, Guarding
-from kvd_daemon.core import InvariantError, LeaseState
+from kvd_daemon.core import InvariantError, LeaseState, Tier
 from kvd_daemon.device.protocol import DeviceMemory
+from kvd_daemon.device.slot_files import disk_file, memory_file
 from kvd_daemon.journal import RecordingDevice
 from kvd_daemon.kernel.client import KernelClient
 from kvd_daemon.kernel.link import WorkerCommand
 from kvd_daemon.settings import Settings
 
 from .admission import Admission
-from .arenas import Arenas
+from .arenas import Arenas, Place
 from .call_limits import CallLimits
 from .compressions import Compressions
 from .copying import Copying
@@ -37,6 +38,7 @@ from .requests import Requests
 from .revocations import Revocations
 from .sessions import Sessions
 from .sharing import Sharing
+from .spilling import Spilling
 from .stopping import Stopping
 
 EPOCH_BYTES = 8  # random id of this incarnation
@@ -64,6 +66,7 @@ class DeviceSettings:
     memory_bytes: int
     session_ttl_ns: int
     guarding: Guarding = field(default_factory=Guarding)
+    spill_dir: str = ""
 
 
 class Engine:
@@ -97,8 +100,9 @@ class Engine:
         for session_id, pidfd in inheritance.pidfds.items():
             self.sessions.adopt(self.device.sessions[session_id], pidfd)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._arenas = Arenas(self.device, self._kernel, self.descriptors, inheritance.arenas, self.spawn)
-        self.pools = Pools(self.device, memory, self._kernel, self.descriptors, self._arenas)
+        self._disk = self._disk_worker(worker, inheritance)
+        self._arenas = self._made_arenas(inheritance)
+        self.pools = Pools(self.device, memory, self._kernel, self.descriptors, self._arenas.values())
         exhaustion = Exhaustion(self.device, self.sessions)
         self.admission = Admission(self.device, exhaustion)
         self.call_limits = CallLimits(self.device, self.gate)
@@ -106,11 +110,14 @@ class Engine:
         self.leases = Leases(self.device, self._kernel, self.admission, self.revocations)
         self.handing = Handing(self.device, self.gate, self.sessions)
         self.sharing = Sharing(self.device, self.gate, exhaustion)
-        copying = Copying(self.device, self._kernel, self._arenas)
-        self.compressions = Compressions(self.device, self._kernel, exhaustion, self.revocations, copying)
+        copying = Copying(self.device, self._kernel, self._arenas[Tier.HOST])
+        spilling = self.spilling = Spilling(self.device, self._arenas, self._disk, self.spawn)
+        self.compressions = Compressions(
+            self.device, self._kernel, exhaustion, self.revocations, copying, spilling
+        )
         self.pressing = Pressing(self.device, self.compressions, self.spawn)
         exhaustion.on_pressure(self.pressing.relieve)
-        self.parking = Parking(self.device, copying, self.admission, self.revocations)
+        self.parking = Parking(self.device, copying, self.admission, self.revocations, spilling)
         self._reload_listeners: list[Callable[[Settings], None]] = []
         self._last_call_s = time.monotonic()
 
@@ -118,6 +125,25 @@ class Engine:
     def kernel(self) -> KernelClient:
         """The kernel worker, for those who want to know how it does."""
         return self._kernel
+
+    def _disk_worker(self, worker: WorkerCommand, inheritance: Inheritance) -> KernelClient | None:
+        """Where there is a disk tier, or was one."""
+        if not self.settings.spill_dir and not inheritance.arenas[Tier.DISK]:
+            return None
+        command = replace(worker, module="kvd_daemon.kernel.disk_worker")
+        return KernelClient(command, lambda: None)
+
+    def _made_arenas(self, inheritance: Inheritance) -> dict[Tier, Arenas]:
+        host = Place(Tier.HOST, memory_file, self._kernel, inheritance.arenas[Tier.HOST])
+        disk = Place(
+            Tier.DISK,
+            lambda _: disk_file(self.settings.spill_dir),
+            self._disk or self._kernel,
+            inheritance.arenas[Tier.DISK],
+        )
+        return {
+            place.tier: Arenas(self.device, self.descriptors, place, self.spawn) for place in (host, disk)
+        }
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run `work` to its end whoever stops waiting for it."""
@@ -143,6 +169,8 @@ class Engine:
         """The background work, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._kernel.run())
+            if self._disk is not None:
+                group.create_task(self._disk.run())
             group.create_task(self._expire())
             group.create_task(self._check_when_idle())
             group.create_task(self.probing.watch())
@@ -215,6 +243,7 @@ class Engine:
         """Nothing stays behind."""
         self.sessions.close()
         self.pools.close()
-        self._arenas.close()
+        for arenas in self._arenas.values():
+            arenas.close()
         self.fences.close()
         self.gate.close()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvd_daemon.core import Limits, Losses, Pool, Recovered
+from kvd_daemon.core import Limits, Losses, Pool, Recovered, Tier
 from kvd_daemon.device.fence_memory import FenceMemory
 from kvd_daemon.device.protocol import DeviceMemory
 from kvd_daemon.fd_store import DescriptorStore
@@ -44,14 +44,14 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Inheritance:
-    """State, memory and processes as they are now. `pidfds` by session id, `arenas` by pool id."""
+    """State, memory and processes as they are now. `pidfds` by session id; files of tiers by pool id."""
 
     device: RecordingDevice
     store: DescriptorStore
     fences: FenceMemory
     recovery: Recovery
     pidfds: dict[str, int] = field(default_factory=dict)
-    arenas: dict[str, int] = field(default_factory=dict)
+    arenas: dict[Tier, dict[str, int]] = field(default_factory=lambda: {tier: {} for tier in Tier})
 
 
 def open_state(
@@ -79,18 +79,25 @@ def inherit(opened: Opened, memory: DeviceMemory, store: DescriptorStore) -> Inh
     gone = [session_id for session_id in device.sessions if not _lives(session_id, fds)]
     recovered = Recovered([], [], [], [])
     if opened.found.state == "recovered":
-        bare = [pool.name for pool in device.pools.values() if arena_name(pool) not in fds]
-        recovered = device.recover(time.monotonic_ns(), GRACE_NS, Losses(lost, gone, bare))
+        bare = [
+            [pool.name for pool in device.pools.values() if arena_name(pool, tier) not in fds]
+            for tier in (Tier.HOST, Tier.DISK)
+        ]
+        recovered = device.recover(time.monotonic_ns(), GRACE_NS, Losses(lost, gone, *bare))
     fences = _fences(opened, store, fds)
     for name, pidfd in stand_ins.items():
         store.put(name, pidfd)
     pidfds = {session_id: fds[descriptor_of(session_id)] for session_id in device.sessions}
     spent_ns = opened.found.duration_ns + time.monotonic_ns() - began_ns
-    kept = {pool.pool_id: arena_name(pool) for pool in device.pools.values()}
-    arenas = {pool_id: fds[name] for pool_id, name in kept.items() if name in fds}
+    arenas = {tier: _arenas(device, tier, fds) for tier in Tier}
     recovery = _told(opened.found, recovered, spent_ns)
     LOG.info("%s", recovery)
     return Inheritance(device, store, fences, recovery, pidfds, arenas)
+
+
+def _arenas(device: RecordingDevice, tier: Tier, fds: Mapping[str, int]) -> dict[str, int]:
+    names = {pool.pool_id: arena_name(pool, tier) for pool in device.pools.values()}
+    return {pool_id: fds[name] for pool_id, name in names.items() if name in fds}
 
 
 def _adopted(pool: Pool, memory: DeviceMemory, fds: Mapping[str, int]) -> bool:
@@ -130,7 +137,7 @@ def _fences(opened: Opened, store: DescriptorStore, fds: Mapping[str, int]) -> F
     word_count = device.limits.leases + 1
     in_use = {descriptor_of(session_id) for session_id in device.sessions}
     for pool in device.pools.values():
-        in_use.update((*descriptors_of(pool), arena_name(pool)))
+        in_use.update((*descriptors_of(pool), *(arena_name(pool, tier) for tier in Tier)))
     if kept is not None and opened.found.state == "recovered":
         store.keep(in_use | {FENCE})
         fences = FenceMemory(kept, word_count)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvd.errors import CheckpointLostError, KvdError, LeaseLostError
+from kvd.errors import CheckpointLostError, KvdError, LeaseLostError, TierFullError
 from kvd_daemon.core import Fetched, FetchPlan, Lease, Pool, Progress, StowPlan, Tier
 from kvd_daemon.core.tiers import Arena, slot_bytes
 from kvd_daemon.journal import RecordingDevice
@@ -14,6 +14,7 @@ from .admission import Admission, Asker
 from .copying import Copying
 from .revocations import Revocations
 from .sessions import OpenSession
+from .spilling import Spilling
 
 Answer = TypeVar("Answer")
 
@@ -27,11 +28,13 @@ class Parking:
         copying: Copying,
         admission: Admission,
         revocations: Revocations,
+        spilling: Spilling,
     ) -> None:
         self._device = device
         self._copying = copying
         self._admission = admission
         self._revocations = revocations
+        self._spilling = spilling
 
     @property
     def host_tier(self) -> Arena:
@@ -41,10 +44,18 @@ class Parking:
         """Of the host tier, that leases of that pool take."""
         return len(self.host_tier.used_of(pool.name)) * slot_bytes(pool.spec)
 
-    def set_budget(self, host_bytes: int) -> None:
+    @property
+    def disk_tier(self) -> Arena:
+        return self._device.arenas[Tier.DISK]
+
+    def spilled_bytes(self, pool: Pool) -> int:
+        """As `parked_bytes`, of the disk tier."""
+        return len(self.disk_tier.used_of(pool.name)) * slot_bytes(pool.spec)
+
+    def set_budgets(self, host_bytes: int, disk_bytes: int) -> None:
         """What may be parked from now on."""
-        if self.host_tier.budget_bytes != host_bytes:
-            self._device.set_tiers(host_bytes)
+        if (self.host_tier.budget_bytes, self.disk_tier.budget_bytes) != (host_bytes, disk_bytes):
+            self._device.set_tiers(host_bytes, disk_bytes)
 
     async def suspend(
         self, opened: OpenSession, progress: Progress, conclude: Callable[[Lease], Answer]
@@ -53,11 +64,20 @@ class Parking:
 
         Raises what Device.begin_suspend does, KernelWorkerUnavailableError; then the lease is as it was.
         """
-        plan = self._device.begin_suspend(opened.session_id, progress, time.monotonic_ns())
+        plan = await self._begin_suspend(opened.session_id, progress)
         with self._revocations.after_job():
             checksums = await self._stow(plan)
             with self._device.batch():
-                return conclude(self._device.finish_suspend(plan.lease.lease_id, checksums.tolist()))
+                suspended = self._device.finish_suspend(plan.lease.lease_id, checksums.tolist())
+                self._spilling.parked(suspended.lease_id, is_checkpoint=False)
+                return conclude(suspended)
+
+    async def _begin_suspend(self, session_id: str, progress: Progress) -> StowPlan:
+        try:
+            return self._device.begin_suspend(session_id, progress, time.monotonic_ns())
+        except TierFullError:
+            await self._spilling.room_for(progress.lease_id)
+        return self._device.begin_suspend(session_id, progress, time.monotonic_ns())
 
     async def _stow(self, plan: StowPlan) -> Checksums:
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import secrets
+from collections.abc import Collection
 from dataclasses import asdict
 
 from kvd.errors import KernelWorkerUnavailableError, KvdError
@@ -36,7 +37,7 @@ class Pools:
         memory: DeviceMemory,
         kernel: KernelClient,
         store: DescriptorStore,
-        arenas: Arenas,
+        arenas: Collection[Arenas],
     ) -> None:
         """Pools that the device has already are those of a daemon before: their memory was adopted."""
         self._device = device

@@ -28,6 +28,7 @@ TAKES = {
         "begin_suspend",
         "begin_resume",
         "begin_restore",
+        "begin_move",
     ),
 }
 """Events that may be refused when the journal has no room; all others end something, or tell what is so."""

@@ -20,7 +20,7 @@ LOG = logging.getLogger("kvd.kernel")
 
 @dataclass(frozen=True)
 class WorkerCommand:
-    """How to start a worker: its threads, where it keeps compiled kernels, and a descriptor it inherits.
+    """How to start a worker: threads, where compiled kernels are kept, a descriptor it inherits, module.
 
     The lock's: who holds the lock of a device's folder knows that the last daemon's worker is gone as well,
     and nobody else moves bytes.
@@ -29,13 +29,14 @@ class WorkerCommand:
     threads: int
     cache_dir: Path
     lock_fd: int | None = None
+    module: str = "kvd_daemon.kernel.worker"
 
     def start(self, worker_end: socket.socket) -> "subprocess.Popen[bytes]":
         environment = os.environ | {
             "OMP_NUM_THREADS": str(self.threads),
             "NUMBA_CACHE_DIR": str(self.cache_dir),
         }
-        module = [sys.executable, "-m", "kvd_daemon.kernel.worker"]
+        module = [sys.executable, "-m", self.module]
         arguments = [str(worker_end.fileno()), str(os.getpid()), str(self.threads), str(self.cache_dir)]
         lock = [] if self.lock_fd is None else [self.lock_fd]
         return subprocess.Popen(
@@ -141,8 +142,13 @@ class WorkerProcess:
         if not fds:
             self._link.send(request)
             return
+        if self._link.ended.is_set():
+            return  # as above, where the transport drops what nobody will read: whoever watches it notices
         frame = wire.encode(request)
-        sent = socket.send_fds(self._raw, [frame[: wire.PREFIX.size]], list(fds))
+        try:
+            sent = socket.send_fds(self._raw, [frame[: wire.PREFIX.size]], list(fds))
+        except ConnectionError:
+            return
         assert sent == wire.PREFIX.size, "there is room for some bytes in an empty buffer"
         self._link.write(frame[sent:])
 

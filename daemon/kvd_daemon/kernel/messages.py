@@ -135,6 +135,21 @@ class Fetch:
 
 
 @dataclass(frozen=True)
+class CopySlots:
+    """For the disk worker: copy slots from one file to another; descriptors of both come with it.
+
+    `content_bytes` of each slot's `slot_bytes` have the checksums (uint32 [n], of Stow): Done.damaged names
+    those that have others, by index, which are not written.
+    """
+
+    slot_bytes: int
+    content_bytes: int
+    source: IntArray
+    destination: IntArray
+    checksums: Checksums
+
+
+@dataclass(frozen=True)
 class Punch:
     """Give back the memory of slots; the descriptor of what they lie in comes with it."""
 
@@ -183,7 +198,9 @@ class Failed:
     caller_mistake: bool
 
 
-Request = MapPool | UnmapPool | Populate | Scrub | Ping | Compress | Observe | Stow | Fetch | Punch
+Request = (
+    MapPool | UnmapPool | Populate | Scrub | Ping | Compress | Observe | Stow | Fetch | CopySlots | Punch
+)
 Reply = Ready | Working | Moving | Done | Failed
 Message = Request | Reply
 
@@ -199,6 +216,7 @@ BY_KIND: dict[str, type[Message]] = {
         Observe,
         Stow,
         Fetch,
+        CopySlots,
         Punch,
         Ready,
         Working,

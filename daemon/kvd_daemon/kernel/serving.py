@@ -3,12 +3,10 @@
 It owns nothing: everything it knows is told by the daemon, so it can be killed at any time and started again.
 """
 
-import contextlib
 import logging
 import os
 import socket
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,78 +25,14 @@ from kvd_cuda.queries import WindowQueries
 from kvd_daemon.kernel import messages as m
 from kvd_daemon.kernel import wire
 from kvd_daemon.kernel.announcing import AnnouncingBackend
+from kvd_daemon.kernel.daemon_link import DaemonGoneError, DaemonLink, Voice
 from kvd_daemon.kernel.gpus import Gpus
 from kvd_daemon.kernel.mapped_pool import MappedPool
-from kvd_daemon.kernel.slots import fetch, punch, stow
+from kvd_daemon.kernel.punching import punch
+from kvd_daemon.kernel.slots import fetch, stow
 from kvd_daemon.kernel.warm import warm_up
 
-MAX_FDS = 2  # per message: a pool's bytes and its sidecar
-RECEIVE_BYTES = 1 << 20  # bytes per recvmsg
-WORD_INTERVAL_S = 0.25  # seconds at least from one `Working` to the next: some hundred steps of a usual lease
 LOG = logging.getLogger("kvd.kernel")
-
-
-class DaemonGoneError(Exception):
-    """The daemon closed the socket."""
-
-
-class DaemonLink:
-    """The socket to the daemon: whole messages and the descriptors that come with them."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._received = bytearray()
-        self._fds: list[int] = []
-
-    def receive(self) -> m.Message:
-        """The next message. Raises DaemonGoneError at the end, WireError on nonsense."""
-        header_bytes, body_bytes = wire.sizes(self._exactly(wire.PREFIX.size))
-        return wire.decode(self._exactly(header_bytes), self._exactly(body_bytes))
-
-    def take_fds(self) -> tuple[int, int]:
-        """The two descriptors of the message just received."""
-        pool_fd, sidecar_fd = self._fds
-        self._fds = []
-        return pool_fd, sidecar_fd
-
-    @contextlib.contextmanager
-    def lent_fd(self) -> Iterator[int]:
-        """The one descriptor of the message just received, for as long as it is worked on."""
-        [fd] = self._fds
-        self._fds = []
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-
-    def send(self, reply: m.Reply) -> None:
-        self._connection.sendall(wire.encode(reply))
-
-    def _exactly(self, count: int) -> bytes:
-        while len(self._received) < count:
-            data, fds, _, _ = socket.recv_fds(self._connection, RECEIVE_BYTES, MAX_FDS)
-            if not data:
-                raise DaemonGoneError
-            self._received += data
-            self._fds += fds
-        taken = bytes(self._received[:count])
-        del self._received[:count]
-        return taken
-
-
-class Voice:
-    """Tells the daemon that the work goes on, but not after every step of microseconds."""
-
-    def __init__(self, link: DaemonLink) -> None:
-        self._link = link
-        self._spoke_s = time.monotonic()
-
-    def step(self) -> None:
-        """A step is done."""
-        now_s = time.monotonic()
-        if now_s - self._spoke_s >= WORD_INTERVAL_S:
-            self._spoke_s = now_s
-            self._link.send(m.Working())
 
 
 class KernelWorker:
@@ -141,15 +75,15 @@ class KernelWorker:
                 self._pools[pool_id].scrub(runs, self._voice.step)
                 self._pools[pool_id].copy(copies, self._voice.step)
             case m.Stow(pool_id, source, slots):
-                with self._link.lent_fd() as arena:
+                with self._link.lent_fds() as [arena]:
                     sums = stow(self._pools[pool_id], source, slots, arena, self._voice.step)
                 return m.Done(checksums=sums)
             case m.Fetch(pool_id, slots, destination, sums):
-                with self._link.lent_fd() as arena:
+                with self._link.lent_fds() as [arena]:
                     pool, on_step = self._pools[pool_id], self._voice.step
                     return m.Done(damaged=fetch(pool, slots, destination, sums, arena, on_step))
             case m.Punch(slot_bytes, slots):
-                with self._link.lent_fd() as file:
+                with self._link.lent_fds() as [file]:
                     punch(file, slot_bytes, slots)
             case m.Observe():
                 self._observe(request)

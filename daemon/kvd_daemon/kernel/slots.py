@@ -3,7 +3,6 @@
 An arena is a memory file without a size of its own: what was never written, or punched out, takes no memory.
 """
 
-import ctypes
 import os
 from collections.abc import Callable
 from zlib import crc32
@@ -14,8 +13,6 @@ import numpy.typing as npt
 from kvd_daemon.core.tiers import content_bytes, slot_bytes
 from kvd_daemon.kernel.mapped_pool import MappedPool
 from kvd_daemon.kernel.messages import Checksums, IntArray
-
-FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 Buffer = npt.NDArray[np.uint8]
 
@@ -75,13 +72,3 @@ def read_all(fd: int, into: Buffer, offset: int) -> bool:
             return False
         rest, offset = rest[read:], offset + read
     return True
-
-
-def punch(fd: int, stride: int, slots: IntArray) -> None:
-    """Their room goes back to the system. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
-    for slot in slots.tolist():
-        mode = FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-        if libc.fallocate(fd, mode, slot * stride, stride):
-            raise OSError(ctypes.get_errno(), "fallocate(FALLOC_FL_PUNCH_HOLE)")

@@ -57,6 +57,8 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
             recovery=recovery_view(engine.recovery),
             host_tier_bytes=engine.parking.host_tier.budget_bytes,
             host_tier_used_bytes=engine.parking.host_tier.used_bytes,
+            disk_tier_bytes=engine.parking.disk_tier.budget_bytes,
+            disk_tier_used_bytes=engine.parking.disk_tier.used_bytes,
         )
 
     @answered

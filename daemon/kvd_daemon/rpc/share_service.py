@@ -150,11 +150,15 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:
         """A call that waits for blocks has not begun yet: it ends with its caller."""
         engine, opened = self.engine, self.engine.sessions.by_token(request.session_token)
-        asker = asker_of(opened, request, context.time_remaining)
-        outcome = await engine.admission.admitted(
-            asker,
-            lambda: begun(engine, opened, request, lambda conclude: self._resume(asker, request, conclude)),
-        )
+        place = request.lease_id, False
+        async with engine.spilling.at_hand(place, opened.session_id):
+            asker = asker_of(opened, request, context.time_remaining)
+            outcome = await engine.admission.admitted(
+                asker,
+                lambda: begun(
+                    engine, opened, request, lambda conclude: self._resume(asker, request, conclude)
+                ),
+            )
         return await settled(outcome) if isinstance(outcome, asyncio.Future) else outcome
 
     def _resume(
@@ -172,11 +176,15 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:
         """A call that waits for blocks has not begun yet: it ends with its caller."""
         engine, opened = self.engine, self.engine.sessions.by_token(request.session_token)
-        asker = asker_of(opened, request, context.time_remaining)
-        outcome = await engine.admission.admitted(
-            asker,
-            lambda: begun(engine, opened, request, lambda conclude: self._restore(asker, request, conclude)),
-        )
+        place = request.progress.lease_id, True
+        async with engine.spilling.at_hand(place, opened.session_id):
+            asker = asker_of(opened, request, context.time_remaining)
+            outcome = await engine.admission.admitted(
+                asker,
+                lambda: begun(
+                    engine, opened, request, lambda conclude: self._restore(asker, request, conclude)
+                ),
+            )
         return await settled(outcome) if isinstance(outcome, asyncio.Future) else outcome
 
     def _restore(

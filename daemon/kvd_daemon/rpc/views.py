@@ -86,6 +86,7 @@ def pool_status(engine: Engine, pool: Pool) -> pb.PoolStatus:
         leases_shelved=sum(lease.shelved is not None for lease in leases),
         leases_suspended=sum(lease.fate is LeaseState.SUSPENDED for lease in leases),
         parked_bytes=engine.parking.parked_bytes(pool),
+        spilled_bytes=engine.parking.spilled_bytes(pool),
         blocks_pinned=np.unique(np.concatenate(pinned)).size if pinned else 0,
     )
 

@@ -2253,6 +2253,7 @@ class PoolStatus(google.protobuf.message.Message):
     LEASES_SHELVED_FIELD_NUMBER: builtins.int
     LEASES_SUSPENDED_FIELD_NUMBER: builtins.int
     PARKED_BYTES_FIELD_NUMBER: builtins.int
+    SPILLED_BYTES_FIELD_NUMBER: builtins.int
     blocks_free: builtins.int
     """Blocks nobody uses."""
     blocks_leased: builtins.int
@@ -2291,6 +2292,8 @@ class PoolStatus(google.protobuf.message.Message):
     """Suspended leases."""
     parked_bytes: builtins.int
     """Bytes of the host tier that they and checkpoints take."""
+    spilled_bytes: builtins.int
+    """Of the disk tier."""
     @property
     def pool(self) -> Global___Pool:
         """Name, geometry, totals."""
@@ -2318,9 +2321,10 @@ class PoolStatus(google.protobuf.message.Message):
         leases_shelved: builtins.int = ...,
         leases_suspended: builtins.int = ...,
         parked_bytes: builtins.int = ...,
+        spilled_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_pinned", b"blocks_pinned", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "leases_shelved", b"leases_shelved", "leases_suspended", b"leases_suspended", "parked_bytes", b"parked_bytes", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes", "waiting_calls", b"waiting_calls", "wanted_blocks", b"wanted_blocks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_pinned", b"blocks_pinned", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "leases_shelved", b"leases_shelved", "leases_suspended", b"leases_suspended", "parked_bytes", b"parked_bytes", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "spilled_bytes", b"spilled_bytes", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes", "waiting_calls", b"waiting_calls", "wanted_blocks", b"wanted_blocks"]) -> None: ...
 
 Global___PoolStatus: typing_extensions.TypeAlias = PoolStatus
 
@@ -2349,6 +2353,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     KERNEL_PROBE_AGE_FIELD_NUMBER: builtins.int
     HOST_TIER_BYTES_FIELD_NUMBER: builtins.int
     HOST_TIER_USED_BYTES_FIELD_NUMBER: builtins.int
+    DISK_TIER_BYTES_FIELD_NUMBER: builtins.int
+    DISK_TIER_USED_BYTES_FIELD_NUMBER: builtins.int
     epoch: builtins.str
     """Daemon incarnation."""
     device: builtins.str
@@ -2376,6 +2382,10 @@ class GetStatusResponse(google.protobuf.message.Message):
     host_tier_bytes: builtins.int
     """Bytes that leases may be parked in; see ShareService.Suspend."""
     host_tier_used_bytes: builtins.int
+    """Of those in use."""
+    disk_tier_bytes: builtins.int
+    """Bytes of disk behind the host tier."""
+    disk_tier_used_bytes: builtins.int
     """Of those in use."""
     @property
     def pools(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___PoolStatus]:
@@ -2419,9 +2429,11 @@ class GetStatusResponse(google.protobuf.message.Message):
         kernel_probe_age: google.protobuf.duration_pb2.Duration | None = ...,
         host_tier_bytes: builtins.int = ...,
         host_tier_used_bytes: builtins.int = ...,
+        disk_tier_bytes: builtins.int = ...,
+        disk_tier_used_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["kernel_probe_age", b"kernel_probe_age", "lease_probe_age", b"lease_probe_age", "recovery", b"recovery", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "device_kind", b"device_kind", "epoch", b"epoch", "health", b"health", "health_detail", b"health_detail", "host_tier_bytes", b"host_tier_bytes", "host_tier_used_bytes", b"host_tier_used_bytes", "kernel_pid", b"kernel_pid", "kernel_probe_age", b"kernel_probe_age", "kernel_restarts", b"kernel_restarts", "lease_probe_age", b"lease_probe_age", "memory_bytes", b"memory_bytes", "memory_used_bytes", b"memory_used_bytes", "pid", b"pid", "pools", b"pools", "recovery", b"recovery", "sessions", b"sessions", "start_time", b"start_time", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "device_kind", b"device_kind", "disk_tier_bytes", b"disk_tier_bytes", "disk_tier_used_bytes", b"disk_tier_used_bytes", "epoch", b"epoch", "health", b"health", "health_detail", b"health_detail", "host_tier_bytes", b"host_tier_bytes", "host_tier_used_bytes", b"host_tier_used_bytes", "kernel_pid", b"kernel_pid", "kernel_probe_age", b"kernel_probe_age", "kernel_restarts", b"kernel_restarts", "lease_probe_age", b"lease_probe_age", "memory_bytes", b"memory_bytes", "memory_used_bytes", b"memory_used_bytes", "pid", b"pid", "pools", b"pools", "recovery", b"recovery", "sessions", b"sessions", "start_time", b"start_time", "version", b"version"]) -> None: ...
 
 Global___GetStatusResponse: typing_extensions.TypeAlias = GetStatusResponse
 

@@ -1,0 +1,193 @@
+"""What host memory is too small for lies on disk until somebody wants it back."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from tests.client.daemon import Daemon
+from tests.running_kvd import PATIENCE_S, RunningKvd, command_of, eventually, running_kvd
+
+import kvd_client
+from kvd_client import SnapKV
+
+from .contents import Contents, assert_same, flip_byte, overwrite, prefill, spec
+
+TOKENS = 160  # of a lease: 10 blocks, 120 KiB in slots
+HOST_TIER, DISK_TIER = "512KiB", "2MiB"  # four such leases, and sixteen
+
+
+@pytest.fixture(scope="module")
+def spilling_kvd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningKvd]:
+    """One for all tests of this module."""
+    folder = tmp_path_factory.mktemp("kvd")
+    (folder / "spill").mkdir()
+    tiers = ("--host-tier", HOST_TIER, "--spill-dir", str(folder / "spill"), "--spill-size", DISK_TIER)
+    with running_kvd(folder, *tiers) as running:
+        yield running
+    assert list((folder / "spill").iterdir()) == [], "nothing is left on disk"
+
+
+@pytest.fixture
+def daemon(spilling_kvd: RunningKvd) -> Daemon:
+    return Daemon(spilling_kvd)
+
+
+@pytest.fixture
+def pool(client: kvd_client.Client, daemon: Daemon) -> Iterator[kvd_client.Pool]:
+    """Small, and empty again afterwards."""
+    with client.pool("pool", spec(), 100) as pool:
+        yield pool
+    eventually(lambda: daemon.status().disk_tier_used_bytes == 0, "slots come back")
+
+
+def suspended(pool: kvd_client.Pool, count: int) -> list[tuple[kvd_client.Lease, Contents]]:
+    """Leases with what they held, the first one parked first."""
+    made = []
+    for seed in range(count):
+        lease = pool.lease()
+        before = prefill(lease, TOKENS, seed)
+        lease.suspend(timeout=PATIENCE_S)
+        made.append((lease, before))
+    return made
+
+
+def disk_worker(kvd: RunningKvd) -> psutil.Process:
+    found: list[psutil.Process] = []
+
+    def look() -> bool:
+        children = psutil.Process(kvd.daemon_pid()).children()
+        found[:] = [child for child in children if "kvd_daemon.kernel.disk_worker" in command_of(child)]
+        return bool(found)
+
+    eventually(look, "a disk worker")
+    return found[0]
+
+
+def disk_file(kvd: RunningKvd) -> Path:
+    folder = Path(f"/proc/{kvd.daemon_pid()}/fd")
+    return next(fd for fd in folder.iterdir() if "/spill/kvd-" in os.readlink(fd))
+
+
+@contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+def test_more_than_host_memory_holds_goes_to_disk_and_comes_back(
+    pool: kvd_client.Pool, daemon: Daemon
+) -> None:
+    leases = suspended(pool, 10)
+    status = daemon.pool_status("pool")
+    assert status.spilled_bytes >= 6 * status.parked_bytes // 4
+    overwrite(pool, 90)
+    for lease, before in [*leases[::3], *leases[1::3], *leases[2::3]]:
+        lease.resume(timeout=PATIENCE_S)
+        assert_same(lease, before)
+        lease.release()
+
+
+def test_a_checkpoint_goes_to_disk_too(pool: kvd_client.Pool, daemon: Daemon) -> None:
+    queries = np.random.default_rng(5).standard_normal((2, 8, 4, 16), np.float32)
+    with pool.lease() as lease:
+        before = prefill(lease, TOKENS)
+        lease.compress(SnapKV(window=8, keep=0.3), queries, park=True)
+        others = suspended(pool, 4)
+        assert daemon.pool_status("pool").spilled_bytes > 0
+        assert lease.restore(timeout=PATIENCE_S) == 0
+        assert_same(lease, before)
+    for other, held in others:
+        other.resume(timeout=PATIENCE_S)
+        assert_same(other, held)
+        other.release()
+
+
+def test_a_full_disk_is_an_error_and_nobody_loses_anything(pool: kvd_client.Pool) -> None:
+    leases = suspended(pool, 16)
+    while len(leases) < 40:
+        lease = pool.lease()
+        leases.append((lease, prefill(lease, TOKENS, seed=len(leases))))
+        try:
+            lease.suspend(timeout=PATIENCE_S)
+        except kvd_client.TierFullError:
+            break
+    assert len(leases) < 40
+    assert_same(*leases.pop())
+    lease.release()
+    for parked, held in leases:
+        parked.resume(timeout=PATIENCE_S)
+        assert_same(parked, held)
+        parked.release()
+
+
+def test_damaged_bytes_on_disk_lose_their_lease_and_no_other(
+    pool: kvd_client.Pool, spilling_kvd: RunningKvd, daemon: Daemon
+) -> None:
+    leases = suspended(pool, 6)
+    assert daemon.pool_status("pool").spilled_bytes > 0
+    flip_byte(disk_file(spilling_kvd), 300)
+    lost = 0
+    for lease, before in leases:
+        try:
+            lease.resume(timeout=PATIENCE_S)
+        except kvd_client.LeaseLostError:
+            lost += 1
+        else:
+            assert_same(lease, before)
+        lease.release()
+    assert lost == 1
+
+
+def test_the_next_daemon_has_what_is_on_disk(pool: kvd_client.Pool, spilling_kvd: RunningKvd) -> None:
+    leases = suspended(pool, 6)
+    os.kill(spilling_kvd.daemon_pid(), signal.SIGKILL)
+    for lease, before in leases:
+        lease.resume(timeout=PATIENCE_S)
+        assert_same(lease, before)
+        lease.release()
+
+
+def test_a_disk_that_stands_still_holds_up_only_who_waits_for_it(
+    pool: kvd_client.Pool, spilling_kvd: RunningKvd
+) -> None:
+    leases = suspended(pool, 6)
+    with ThreadPoolExecutor(1) as threads:
+        with stopped(disk_worker(spilling_kvd)):
+            waits = threads.submit(leases[0][0].resume, timeout=PATIENCE_S)
+            with pool.lease() as other:
+                before = prefill(other, TOKENS, seed=55)
+                assert_same(other, before)
+            newest, held = leases.pop()
+            newest.resume(timeout=PATIENCE_S)
+            assert_same(newest, held)
+            assert not waits.done()
+            newest.release()
+        waits.result(PATIENCE_S)
+    for lease, before in leases[:1]:
+        assert_same(lease, before)
+    for lease, _ in leases:
+        lease.release()
+
+
+def test_a_disk_worker_that_dies_is_replaced(pool: kvd_client.Pool, spilling_kvd: RunningKvd) -> None:
+    leases = suspended(pool, 6)
+    worker = disk_worker(spilling_kvd)
+    worker.suspend()
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(leases[0][0].resume, timeout=PATIENCE_S)
+        worker.kill()
+        waits.result(PATIENCE_S)
+    for lease, before in leases:
+        if lease is not leases[0][0]:
+            lease.resume(timeout=PATIENCE_S)
+        assert_same(lease, before)
+        lease.release()
