@@ -120,6 +120,7 @@ CLIENT = {
     "pool name": arg(attached, "text"),
     "pool spec": arg(lambda t, value: t.client.pool(t.pool.name, value), "None"),
     "pool blocks": arg(lambda t, value: t.client.pool(t.pool.name, t.pool.spec, value), "0"),
+    "pool read_only": arg(lambda t, value: t.client.pool(t.pool.name, read_only=value), "True", "False"),
     "events.get": arg(lambda t, value: t.client.events.get(value), "0", skips=TIMES),
 }
 POOL = {
@@ -162,7 +163,9 @@ LEASE = {
     "extend wait": arg(lambda t, value: t.lease.extend(1, value), "0", *TIMES),
     "commit": arg(lambda t, value: t.lease.commit(value), "0"),
     "fork": arg(lambda t, value: t.lease.fork(value)),
-    "compress park": arg(lambda t, value: t.lease.compress(SNAP, QUERIES, park=value)),
+    "compress park": arg(
+        lambda t, value: t.lease.compress(SNAP, QUERIES, park=value), skips=("True", "False")
+    ),
     "restore wait": arg(lambda t, value: t.lease.restore(value), skips=["0", *TIMES]),
     "restore timeout": arg(lambda t, value: t.lease.restore(timeout=value), skips=["None", *TIMES]),
     "suspend timeout": arg(lambda t, value: t.lease.suspend(value), skips=["None", *TIMES]),
