@@ -63,6 +63,7 @@ from kvd.errors import (
     PoolNotFoundError,
     PrefixNotFoundError,
     QuotaExceededError,
+    ReadOnlyError,
     ReceiverNotFoundError,
     RequestReusedError,
     SessionExpiredError,
@@ -81,6 +82,7 @@ from kvd_client._events import Draining, Event, Events, LeaseRevoked, Offer, Off
 from kvd_client._lease import Lease
 from kvd_client._match import Match
 from kvd_client._pool import LeaseWish, Pool
+from kvd_client._reading import Readable
 from kvd_client._report import CompressionReport, Rope
 from kvd_client._spec import KVSpec
 
@@ -145,6 +147,8 @@ __all__ = [
     "PrefixNotFoundError",
     "Pressure",
     "QuotaExceededError",
+    "ReadOnlyError",
+    "Readable",
     "ReceiverNotFoundError",
     "RequestReusedError",
     "Rope",

@@ -65,11 +65,17 @@ class Client:
         """Random id of the daemon's incarnation. Waits and raises as `session_id`."""
         return self._session.connected().epoch
 
-    def pool(self, name: str, spec: KVSpec | None = None, blocks: int = 0) -> Pool:
+    def pool(self, name: str, spec: KVSpec | None = None, blocks: int = 0, read_only: bool = False) -> Pool:
         """Create the pool, or attach to the one of that name; without `blocks` only attach.
 
         A pool that is there keeps its size, so that workers may come with a new number one by one:
         `Pool.blocks` tells it, and a KvdWarning where it is not `blocks`. To resize it, drop it first.
+
+        read_only=True attaches for reading alone: this process cannot write the pool's bytes by mistake, and
+        whatever would
+        lease blocks or change what a lease holds is a ReadOnlyError. `Pool.adopt` works: read what was
+        published, then publish it again or release it. A GPU's memory by cuIpc handles cannot be mapped so
+        (GpuHandleError).
 
         `spec` may be left out to attach to whatever is there. Raises PoolMismatchError (its text and its
         metadata `fields` name what differs), PoolNotFoundError, DeviceFullError, LimitExceededError,
@@ -77,6 +83,12 @@ class Client:
         """
         session = self._session
         name, blocks = pool_name(name), whole("blocks", blocks, 0, MAX_BLOCKS_PER_POOL - 1)
+        if not isinstance(read_only, bool):
+            raise refused("read_only", read_only, "True or False")
+        if read_only and blocks:
+            raise InvalidArgumentError(
+                f"blocks={blocks} with read_only=True, which only attaches: create the pool elsewhere"
+            )
         if spec is not None and not isinstance(spec, KVSpec):
             raise refused("spec", spec, "a kvd_client.KVSpec, such as KVSpec.from_hf(config),")
         session.check_usable()
@@ -93,7 +105,7 @@ class Client:
             request_id=new_request_id(), name=name, spec=spec_to_proto(spec), blocks=blocks
         )
         answer = self._created(request)
-        pool = self._attach(answer, spec)
+        pool = self._attach(answer, spec, not read_only)
         if blocks and pool.blocks != blocks:
             warnings.warn(
                 f"pool {name!r} is there with {pool.blocks} blocks, not {blocks}; it stays as it is until it "
@@ -119,7 +131,7 @@ class Client:
                 time.sleep(pause_s)
                 request.request_id = new_request_id()
 
-    def _attach(self, answer: pb.CreatePoolResponse, spec: KVSpec) -> Pool:
+    def _attach(self, answer: pb.CreatePoolResponse, spec: KVSpec, writable: bool) -> Pool:
         session = self._session
         identity = session.connected()
         path = session.endpoint.attach_path
@@ -129,7 +141,7 @@ class Client:
                 raise PoolNotFoundError(
                     f"pool {answer.pool.name!r} was replaced meanwhile; call pool() again"
                 )
-            memory = map_pool(descriptors, spec, answer.pool.blocks_total)
+            memory = map_pool(descriptors, spec, answer.pool.blocks_total, writable)
         finally:
             descriptors.close()
         pool = Pool(session, identity.session_id, answer.pool, memory, self)

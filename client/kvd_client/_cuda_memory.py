@@ -21,7 +21,7 @@ from kvd.errors import (
 )
 from kvd.spec import KVSpec, Plane
 from kvd_client._attach import Descriptors
-from kvd_client._dlpack import CODES, CUDA, Exported
+from kvd_client._dlpack import CUDA
 from kvd_client._memory import NUMPY_DTYPES, Array, PoolMemory
 from kvd_client._tensors import GPU_FRAMEWORKS, framework_name, is_torch
 from kvd_cuda import driver
@@ -51,13 +51,13 @@ def _told() -> Iterator[None]:
 class CudaPoolMemory(PoolMemory):
     """Views are tensors of torch on the GPU, or arrays of cupy or numba."""
 
-    def __init__(self, descriptors: Descriptors, spec: KVSpec, blocks_total: int) -> None:
+    def __init__(self, descriptors: Descriptors, spec: KVSpec, blocks_total: int, writable: bool) -> None:
         """Raises GpuError."""
-        super().__init__(descriptors, spec, blocks_total)
+        super().__init__(descriptors, spec, blocks_total, writable)
         map_pool = driver.map_shared if descriptors.device_kind == "cuda" else driver.map_legacy
         with _told():
             self._gpu = driver.gpu_of(driver.load_driver(), descriptors.device_uuid)
-            self._mapping = map_pool(self._gpu, descriptors.pool_fd, descriptors.pool_bytes)
+            self._mapping = map_pool(self._gpu, descriptors.pool_fd, descriptors.pool_bytes, writable)
 
     def layer(self, index: int, framework: str) -> Any:
         """See PoolMemory; bfloat16 and float8 are bit patterns for cupy and numba, as for numpy."""
@@ -70,38 +70,29 @@ class CudaPoolMemory(PoolMemory):
         k, v = (_VIEWS[framework](self, plane) for plane in planes)
         return k, v
 
-    def exported(self, plane: Plane, dtype: str) -> Exported:
-        """A view for whoever takes it; the memory stays mapped as long as it is used."""
-        address = self._mapping.address + plane.offset_bytes
-        device = (CUDA, self._gpu.ordinal)
-        return Exported(address, self._shape(plane), self._strides(plane), dtype, device, self._mapping)
+    @property
+    def _home(self) -> tuple[int, tuple[int, int], object]:
+        return self._mapping.address, (CUDA, self._gpu.ordinal), self._mapping
 
     def _torch(self, plane: Plane) -> Any:
-        import torch.utils.dlpack
+        import torch
 
         if not torch.cuda.is_available():
             raise InvalidArgumentError(
                 "this torch cannot use the GPU (is it a build for CUDA?); take "
                 'layer(framework="cupy") or "numba", or gather(framework="numpy") for a copy'
             )
-        dtype = self.spec.dtype if self.spec.dtype in CODES else self._bits_name
-        tensor: Any = torch.utils.dlpack.from_dlpack(self.exported(plane, dtype))
-        return tensor.view(getattr(torch, self.spec.dtype))
+        return super()._torch(plane)
 
     def _cupy(self, plane: Plane) -> Any:
         import cupy  # type: ignore[import-not-found,unused-ignore]
 
-        return cupy.from_dlpack(self.exported(plane, self._bits_name))
+        return cupy.from_dlpack(self._exported(plane, self._bits_name))
 
     def _numba(self, plane: Plane) -> Any:
         from numba import cuda
 
-        return cuda.as_cuda_array(self.exported(plane, self._bits_name))
-
-    @property
-    def _bits_name(self) -> str:
-        """The type of the same size that every framework knows."""
-        return np.dtype(NUMPY_DTYPES[self.spec.dtype]).name
+        return cuda.as_cuda_array(self._exported(plane, self._bits_name))
 
     def write(self, layer: int, slots: Any, k: Any, v: Any) -> None:
         """See PoolMemory. Tensors on the GPU are written in the current stream of torch, others at once."""
@@ -136,7 +127,11 @@ class CudaPoolMemory(PoolMemory):
 
             views = self.layer(layer, "torch")
             index = tuple(torch.from_numpy(part).to(views[0].device) for part in at)
-            return views[0][index], views[1][index]
+            copies = views[0][index], views[1][index]
+            self.wait_for(
+                torch.cuda.current_stream(views[0].device)
+            )  # whose slots they are is looked at next
+            return copies
         k, v = (np.empty((at[0].size, *self._shape(p)[2:]), NUMPY_DTYPES[self.spec.dtype]) for p in planes)
         for plane, rows in zip(planes, (k, v), strict=True):
             self._copy(plane, at, rows, self._mapping.read)

@@ -6,7 +6,6 @@ Interface, version 3.
 """
 
 import ctypes
-from collections.abc import Callable
 from ctypes import (
     POINTER,
     c_char_p,
@@ -15,6 +14,7 @@ from ctypes import (
     c_int64,
     c_uint8,
     c_uint16,
+    c_uint32,
     c_uint64,
     c_void_p,
     py_object,
@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from typing import Any
 
 CPU, CUDA = 1, 2  # DLDeviceType
-UNUSED = b"dltensor"  # a capsule's name until somebody takes what it points to
+UNUSED, UNUSED_VERSIONED = b"dltensor", b"dltensor_versioned"  # capsules' names until somebody takes them
+VERSIONED = (1, 0)  # from then on a capsule says whether its memory may be written
+READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 CODES = {
     "float32": (2, 32, "<f4"),
     "float16": (2, 16, "<f2"),
@@ -56,12 +58,27 @@ class DLTensor(ctypes.Structure):
     ]
 
 
+_Deleter = ctypes.CFUNCTYPE(None, c_void_p)
+
+
 class DLManagedTensor(ctypes.Structure):
-    """What a capsule points to."""
+    """What a capsule points to: one that cannot say that it is read-only."""
+
+    _fields_ = [("dl_tensor", DLTensor), ("manager_ctx", c_void_p), ("deleter", _Deleter)]
 
 
-_Deleter = ctypes.CFUNCTYPE(None, POINTER(DLManagedTensor))
-DLManagedTensor._fields_ = [("dl_tensor", DLTensor), ("manager_ctx", c_void_p), ("deleter", _Deleter)]
+class DLManagedTensorVersioned(ctypes.Structure):
+    """What a capsule points to if the consumer knows version 1.0."""
+
+    _fields_ = [
+        ("version", c_uint32 * 2),
+        ("manager_ctx", c_void_p),
+        ("deleter", _Deleter),
+        ("flags", c_uint64),
+        ("dl_tensor", DLTensor),
+    ]
+
+
 _Destructor = ctypes.PYFUNCTYPE(None, c_void_p)
 
 _new = ctypes.pythonapi.PyCapsule_New
@@ -70,30 +87,29 @@ _is_valid = ctypes.PYFUNCTYPE(c_int, c_void_p, c_char_p)(("PyCapsule_IsValid", c
 _pointer = ctypes.PYFUNCTYPE(c_void_p, c_void_p, c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 _living: dict[int, tuple[object, ...]] = {}
-"""What consumers use, by the address of its DLManagedTensor."""
+"""What consumers use, by the address of its managed tensor."""
 
 
 def _let_go(address: int, living: dict[int, tuple[object, ...]] = _living) -> None:
     living.pop(address, None)
 
 
-def _deleted(managed: Any, let_go: Callable[[int], None] = _let_go) -> None:
-    """The consumer's last view is gone."""
-    let_go(ctypes.addressof(managed.contents))
-
-
 def _destroyed(capsule: int) -> None:
     """A capsule that nobody consumed: else it has another name by now."""
-    if _is_valid(capsule, UNUSED):
-        _let_go(_pointer(capsule, UNUSED))
+    for unused in (UNUSED, UNUSED_VERSIONED):
+        if _is_valid(capsule, unused):
+            _let_go(_pointer(capsule, unused))
 
 
-_delete, _destroy = _Deleter(_deleted), _Destructor(_destroyed)
+_delete, _destroy = _Deleter(_let_go), _Destructor(_destroyed)
 
 
 @dataclass(frozen=True)
 class Exported:
-    """Memory at `address`; `strides` in elements. `device` is (CPU or CUDA, index in this process)."""
+    """Memory at `address`; `strides` in elements. `device` is (CPU or CUDA, index in this process).
+
+    That it is not `writable` is told to consumers that can be told. numpy heeds it, torch does not.
+    """
 
     address: int
     shape: tuple[int, ...]
@@ -101,6 +117,7 @@ class Exported:
     dtype: str
     device: tuple[int, int]
     owner: object
+    writable: bool = True
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device
@@ -121,9 +138,14 @@ class Exported:
         tensor = DLTensor(
             self.address, _Device(*self.device), len(self.shape), _DataType(code, bits, 1), shape, strides, 0
         )
-        managed = DLManagedTensor(tensor, None, _delete)
+        told = not self.writable and max_version is not None and tuple(max_version) >= VERSIONED
+        managed: DLManagedTensor | DLManagedTensorVersioned
+        if told:
+            managed = DLManagedTensorVersioned((c_uint32 * 2)(*VERSIONED), None, _delete, READ_ONLY, tensor)
+        else:
+            managed = DLManagedTensor(tensor, None, _delete)
         _living[ctypes.addressof(managed)] = (managed, shape, strides, self.owner)
-        return _new(ctypes.addressof(managed), UNUSED, _destroy)
+        return _new(ctypes.addressof(managed), UNUSED_VERSIONED if told else UNUSED, _destroy)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
@@ -134,6 +156,6 @@ class Exported:
             "shape": self.shape,
             "strides": tuple(stride * bits // 8 for stride in self.strides),
             "typestr": typestr,
-            "data": (self.address, False),
+            "data": (self.address, not self.writable),
             "version": 3,
         }

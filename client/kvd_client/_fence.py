@@ -28,6 +28,11 @@ class Fences:
         self.words = memoryview(mmap.mmap(descriptors.fence_fd, size, prot=mmap.PROT_READ)).cast("Q")
 
 
+def fence_word(lease_id: int, generation: int) -> int:
+    """What stands in a lease's slot as long as its table may be used."""
+    return lease_id << GENERATION_BITS | generation & GENERATION_MASK
+
+
 class Fenced(Callee, Protocol):
     """A lease, as its readers see it."""
 
@@ -55,8 +60,7 @@ def look(lease: Fenced, state: SlotState, session: Session) -> None:
     answer.
     """
     lease.check()
-    word = lease.lease_id << GENERATION_BITS | state.generation & GENERATION_MASK
-    if lease.fences.words[lease.fence_slot] == word:
+    if lease.fences.words[lease.fence_slot] == fence_word(lease.lease_id, state.generation):
         return
     if not lease.lock.acquire(blocking=False):
         raise LeaseBusyError(f"a call about lease {lease.lease_id} is under way; use its slots after it")

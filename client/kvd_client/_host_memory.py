@@ -1,6 +1,6 @@
 """A pool in host memory."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,19 +8,17 @@ import numpy.typing as npt
 from kvd.errors import InvalidArgumentError
 from kvd.spec import KVSpec, Plane
 from kvd_client._attach import Descriptors
+from kvd_client._dlpack import CPU
 from kvd_client._memory import NUMPY_DTYPES, Array, PoolMemory, as_torch, mapped
 from kvd_client._tensors import framework_name
-
-if TYPE_CHECKING:
-    import torch
 
 
 class HostPoolMemory(PoolMemory):
     """Views are arrays of numpy or tensors of torch on the CPU."""
 
-    def __init__(self, descriptors: Descriptors, spec: KVSpec, blocks_total: int) -> None:
-        super().__init__(descriptors, spec, blocks_total)
-        mapping = mapped(descriptors.pool_fd, descriptors.pool_bytes)
+    def __init__(self, descriptors: Descriptors, spec: KVSpec, blocks_total: int, writable: bool) -> None:
+        super().__init__(descriptors, spec, blocks_total, writable)
+        mapping = mapped(descriptors.pool_fd, descriptors.pool_bytes, writable)
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
 
     def layer(self, index: int, framework: str) -> Any:
@@ -28,19 +26,16 @@ class HostPoolMemory(PoolMemory):
         (k, v), framework = self._planes(index), framework_name(framework)
         if framework == "numpy":
             return self._array(k), self._array(v)
-        return self._tensor(k), self._tensor(v)
+        return self._torch(k), self._torch(v)
+
+    @property
+    def _home(self) -> tuple[int, tuple[int, int], object]:
+        return self.bytes.ctypes.data, (CPU, 0), self.bytes
 
     def _array(self, plane: Plane) -> Array:
         strides = tuple(stride * self.spec.element_bytes for stride in self._strides(plane))
         dtype = NUMPY_DTYPES[self.spec.dtype]
         return np.ndarray(self._shape(plane), dtype, self.bytes, plane.offset_bytes, strides)
-
-    def _tensor(self, plane: Plane) -> "torch.Tensor":
-        import torch
-
-        elements = torch.from_numpy(self.bytes).view(getattr(torch, self.spec.dtype))
-        offset = plane.offset_bytes // self.spec.element_bytes
-        return elements.as_strided(self._shape(plane), self._strides(plane), offset)
 
     def write(self, layer: int, slots: Any, k: Any, v: Any) -> None:
         """See PoolMemory."""

@@ -22,6 +22,7 @@ from kvd_client._handing import fork, give, shelf_name
 from kvd_client._handle import LeaseHandle
 from kvd_client._parking import Parkable
 from kvd_client._queries import pack_queries
+from kvd_client._reading import Readable
 from kvd_client._report import CompressionReport, Rope
 from kvd_client._session import new_request_id
 from kvd_client._state import BlockIds, Slots, SlotState, positions, visible_slots
@@ -142,6 +143,15 @@ class Lease(Parkable):
             slots = state.pool_slots(visible_slots(state, self.policy), self.pool.spec.block_size)
             return self.pool.gather(layer, slots, framework)
 
+    def readable(self) -> Readable:
+        """What another process needs to read the visible slots as they are now: `Pool.gather(layer, this)`
+        there, where `Client.pool(read_only=True)` is enough. Commit what is written first."""
+        with self._looked_after() as state:
+            handle = self.handle
+            slots = state.pool_slots(visible_slots(state, self.policy), self.pool.spec.block_size)
+            pool_id, position = self.pool.pool_id, state.position
+            return Readable(pool_id, self.lease_id, state.generation, handle.fence_slot, position, slots)
+
     def write(self, layer: int, slots: Slots, k: Any, v: Any) -> None:
         """`Pool.write` into slots that `extend` answered; an error if they were not this lease's all the
         time: see `check`."""
@@ -179,6 +189,7 @@ class Lease(Parkable):
         stream=the stream they are in (of torch, cupy or numba, or its address) waits for all that is in it;
         without it, wait yourself (an event, torch.cuda.synchronize()) before you commit.
         """
+        self.pool.check_writable()
         tokens = token_count(tokens)
         if stream is not None:
             self.pool.wait_for(stream)
@@ -205,6 +216,7 @@ class Lease(Parkable):
         `prefix_hashes` are 32 bytes each, chained: a block's hash covers all tokens up to its end. Blocks
         that somebody sealed before take the place of this lease's own: the block table changes.
         """
+        self.pool.check_writable()
         hashes = checked_hashes("prefix_hashes", prefix_hashes)
         with held(self._session, [self.handle]):
             request = pb.SealRequest(
@@ -365,6 +377,7 @@ class Lease(Parkable):
 
     def _vote(self, method: Any, request: Any, tensors: tuple[Any, Any], timeout: float | None) -> Any:
         """Make a call that may carry queries, which lie in scratch blocks as long as it lasts."""
+        self.pool.check_writable()
         queries, row_lse = tensors
         patience_s = self._patience_s(timeout)
         with held(self._session, [self.handle]):

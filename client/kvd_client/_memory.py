@@ -16,6 +16,7 @@ from kvd.errors import InternalError, InvalidArgumentError
 from kvd.spec import KVSpec, Plane
 from kvd_client._attach import Descriptors
 from kvd_client._checked import slot_array
+from kvd_client._dlpack import CODES, Exported
 from kvd_client._fence import Fences
 from kvd_client._fork import keep_in_children
 from kvd_client._tensors import tensor_of
@@ -34,17 +35,22 @@ Array = npt.NDArray[Any]
 class PoolMemory(ABC):
     """The mapping lives as long as any view of it. Children made by fork() do not have it."""
 
-    def __init__(self, descriptors: Descriptors, spec: KVSpec, blocks_total: int) -> None:
+    def __init__(self, descriptors: Descriptors, spec: KVSpec, blocks_total: int, writable: bool) -> None:
         sizes = (spec.pool_bytes(blocks_total), spec.sidecar_bytes(blocks_total))
         if (descriptors.pool_bytes, descriptors.sidecar_bytes) != sizes:
             raise InternalError(f"the pool's memory has other sizes than its geometry: {descriptors} {sizes}")
         self.spec = spec
         self.fences = Fences(descriptors)
         self.blocks_total = blocks_total
-        sidecar = mapped(descriptors.sidecar_fd, sizes[1])
+        self.writable = writable
+        sidecar = mapped(descriptors.sidecar_fd, sizes[1], writable=False)
         shape = (blocks_total, spec.layers, spec.kv_heads, spec.block_size)
         self.positions: npt.NDArray[np.int32] = np.ndarray(shape, np.int32, sidecar)
-        self.positions.flags.writeable = False
+
+    @property
+    @abstractmethod
+    def _home(self) -> tuple[int, tuple[int, int], object]:
+        """Address, DLPack's device, and what keeps the memory mapped."""
 
     @abstractmethod
     def layer(self, index: int, framework: str) -> Any:
@@ -92,6 +98,24 @@ class PoolMemory(ABC):
         at = slot_array(slots, self.blocks_total * self.spec.block_size)
         return at // self.spec.block_size, at % self.spec.block_size
 
+    def _exported(self, plane: Plane, dtype: str) -> Exported:
+        """A view for whoever takes it; the memory stays mapped as long as it is used."""
+        address, device, owner = self._home
+        at = address + plane.offset_bytes
+        return Exported(at, self._shape(plane), self._strides(plane), dtype, device, owner, self.writable)
+
+    def _torch(self, plane: Plane) -> Any:
+        import torch.utils.dlpack
+
+        dtype = self.spec.dtype if self.spec.dtype in CODES else self._bits_name
+        tensor: Any = torch.utils.dlpack.from_dlpack(self._exported(plane, dtype))
+        return tensor.view(getattr(torch, self.spec.dtype))
+
+    @property
+    def _bits_name(self) -> str:
+        """The type of the same size that every framework knows."""
+        return np.dtype(NUMPY_DTYPES[self.spec.dtype]).name
+
     def _bits(self, name: str, value: Any, count: int, plane: Plane) -> Array:
         """`value` as an array of the plane's rows. Raises InvalidArgumentError if it cannot be one."""
         needed, dtype = (count, *self._shape(plane)[2:]), np.dtype(NUMPY_DTYPES[self.spec.dtype])
@@ -121,9 +145,10 @@ def as_torch(rows: Array, dtype: str) -> Any:
     return torch.from_numpy(rows.view(np.uint8)).view(getattr(torch, dtype))
 
 
-def mapped(fd: int, size: int) -> mmap.mmap:
-    """A memory file, for reading and writing, in this process alone."""
-    mapping = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+def mapped(fd: int, size: int, writable: bool) -> mmap.mmap:
+    """A memory file, in this process alone."""
+    access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+    mapping = mmap.mmap(fd, size, mmap.MAP_SHARED, access)
     # a child that could still write after its parent's death would break the proof that blocks are unused
     mapping.madvise(mmap.MADV_DONTFORK)
     keep_in_children(mapping)

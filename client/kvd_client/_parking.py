@@ -61,6 +61,7 @@ class Parkable:
         length and position are new. `wait` as in `Pool.lease`. Asks the daemon. Raises PoolExhaustedError,
         QuotaExceededError, KernelWorkerUnavailableError and CheckpointLostError (it is as it was).
         """
+        self.pool.check_writable()
         wait_s, patience_s = wait_seconds(wait), patience_seconds(self.pool.session, timeout)
         with held(self.pool.session, [self.handle]):
             request = pb.RestoreRequest(request_id=new_request_id(), progress=self.handle.progress())

@@ -17,6 +17,7 @@ from kvd.errors import (
     InvalidArgumentError,
     KvdError,
     LeaseLostError,
+    ReadOnlyError,
 )
 from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.policy import Dense, Policy
@@ -31,6 +32,7 @@ from kvd_client._lease import Lease
 from kvd_client._match import DEFAULT_TTL_S, Match, find
 from kvd_client._memory import PoolMemory
 from kvd_client._prompt import Prompt, lease_prompt
+from kvd_client._reading import Readable
 from kvd_client._session import Session, new_request_id
 from kvd_client._state import Slots
 from kvd_client._taking import Takings
@@ -95,6 +97,7 @@ class Pool:
         self.session_id = session_id
         self._memory: PoolMemory | None = memory
         self._blocks_total = memory.blocks_total
+        self.read_only = not memory.writable
         self.fences = memory.fences
         self._keeper = keeper  # a client nobody else holds must live as long as its pools
         self._gone: KvdError | None = None
@@ -114,6 +117,14 @@ class Pool:
         self.session.check_usable()
         if self._gone is not None:
             raise type(self._gone)(str(self._gone))
+
+    def check_writable(self) -> None:
+        """Raises ReadOnlyError if this is a pool of `Client.pool(read_only=True)`."""
+        if self.read_only:
+            raise ReadOnlyError(
+                f"pool {self.name!r} is mapped for reading alone here; client.pool({self.name!r}) maps it "
+                "for writing"
+            )
 
     def lose(self, cause: KvdError) -> None:
         """The session or the pool's memory is gone. Mapped is what views still use."""
@@ -154,12 +165,20 @@ class Pool:
         """Store K [n, kv_heads, head_dim_k] and V [n, kv_heads, head_dim_v] in pool slots [n].
 
         Torch tensors of any float type, or numpy arrays of the type that `layer` has. Raises
-        InvalidArgumentError on anything else; nothing is written then.
+        InvalidArgumentError on anything else, ReadOnlyError; nothing is written then.
         """
+        self.check_writable()
         self._mapped.write(layer, slots, k, v)
 
-    def gather(self, layer: int, slots: Slots, framework: str = "torch") -> Any:
-        """Copies of K and V in pool slots [n], each [n, kv_heads, head_dim]."""
+    def gather(self, layer: int, slots: Slots | Readable, framework: str = "torch") -> Any:
+        """Copies of K and V in pool slots [n], each [n, kv_heads, head_dim].
+
+        Of slots that `Lease.readable` told, here or elsewhere, a StaleGenerationError, not bytes, if the
+        lease has ended or moved.
+        """
+        if isinstance(slots, Readable):
+            with slots.looked_after(self.pool_id, self.fences) as its:
+                return self._mapped.gather(layer, its, framework)
         return self._mapped.gather(layer, slots, framework)
 
     def wait_for(self, stream: Any) -> None:
@@ -194,6 +213,7 @@ class Pool:
         Raises PoolExhaustedError, QuotaExceededError, LimitExceededError, PrefixNotFoundError,
         PinNotFoundError, UnavailableError, DeadlineExceededError.
         """
+        self.check_writable()
         wish = LeaseWish(tokens, Dense() if policy is None else policy, prefix, lease_ahead, floor)
         if prompt is None:
             return self.lease_many([wish], wait)[0]
@@ -226,6 +246,7 @@ class Pool:
 
     def lease_many(self, wishes: Sequence[LeaseWish], wait: float = 0.0) -> list[Lease]:
         """Lease for several sequences, all or none, in one call. `wait` and errors as of `lease`."""
+        self.check_writable()
         wait_s = wait_seconds(wait)
         wishes = listed("wishes", wishes, WISHES)
         for wish in wishes:
@@ -259,6 +280,7 @@ class Pool:
 
     def extend_many(self, leases: Sequence[Lease], tokens: Sequence[int], wait: float = 0.0) -> list[Slots]:
         """`Lease.extend` for several leases, all or none, in at most one call: one number for each."""
+        self.check_writable()
         wait_s = wait_seconds(wait)
         leases = self._own(leases)
         tokens = [token_count(count) for count in listed("tokens", tokens, "a number for each lease")]

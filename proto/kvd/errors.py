@@ -46,6 +46,7 @@ KvdError
 |   |-- GpuDriverError           no CUDA driver, too old, or it does not start
 |   |-- GpuNotVisibleError       hidden from this process (CUDA_VISIBLE_DEVICES, containers)
 |   `-- GpuHandleError           the memory's owner is gone, or it cannot be shared in that way
+|-- ReadOnlyError                writing through a pool that was mapped read_only=True
 |-- ForkedClientError            a client used in a forked child
 |-- ClosedError                  a client, pool or lease used after close
 `-- InternalError                a bug in kvd
@@ -340,6 +341,12 @@ class GpuHandleError(GpuError):
     """The memory's owner is gone, or this process cannot map it in that way; attach again."""
 
     reason = "GPU_HANDLE"
+
+
+class ReadOnlyError(KvdError):
+    """The pool was mapped with read_only=True, and this writes. Nothing was sent or changed."""
+
+    reason, status = "READ_ONLY", "FAILED_PRECONDITION"
 
 
 class ForkedClientError(KvdError):

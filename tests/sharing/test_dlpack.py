@@ -75,6 +75,21 @@ def test_a_capsule_that_nobody_takes_holds_nothing() -> None:
     assert held() is None
 
 
+def test_memory_that_is_read_only_is_so_for_numpy_and_a_tensor_for_torch() -> None:
+    owner = Owner()
+    held = weakref.ref(owner)
+    view = Exported(ctypes.addressof(owner.buffer), (4,), (1,), "uint8", (CPU, 0), owner, writable=False)
+    array, tensor = np.from_dlpack(view), torch.from_dlpack(view)
+    assert (array.tolist(), tensor.tolist()) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+    capsules = [view.__dlpack__(), view.__dlpack__(max_version=(1, 0))]
+    assert [repr(capsule).split('"')[1] for capsule in capsules] == ["dltensor", "dltensor_versioned"]
+    del owner, view, array, tensor, capsules
+    gc.collect()
+    assert held() is None
+
+
 def test_a_copy_or_another_device_is_refused() -> None:
     view = exported(Owner(), "uint8", (4,), (1,))
     with pytest.raises(BufferError):
@@ -92,4 +107,6 @@ def test_gpu_memory_has_the_cuda_array_interface_in_bytes() -> None:
         "data": (4096, False),
         "version": 3,
     }
+    read_only = Exported(4096, (2,), (1,), "uint16", (CUDA, 0), None, writable=False)
+    assert read_only.__cuda_array_interface__["data"] == (4096, True)
     assert not hasattr(exported(Owner(), "uint16", (2,), (1,)), "__cuda_array_interface__")

@@ -1,5 +1,7 @@
 """A worker process for tests: one JSON line in, one out. `Worker` in workers.py is its other end."""
 
+import ctypes
+import dataclasses
 import json
 import sys
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import kvd_client
+from kvd_client._host_memory import HostPoolMemory
 
 PATIENCE_S = 60.0  # for a daemon that is being replaced on a machine with other work
 SPEC = kvd_client.KVSpec(layers=2, kv_heads=2, head_dim_k=8, head_dim_v=16, dtype="float32", block_size=16)
@@ -21,8 +24,8 @@ class Desk:
         self.leases: dict[str, kvd_client.Lease] = {}
         self.held: list[Any] = []
 
-    def pool(self, name: str, blocks: int = 0) -> str:
-        self.pools[name] = self.client.pool(name, SPEC if blocks else None, blocks)
+    def pool(self, name: str, blocks: int = 0, read_only: bool = False) -> str:
+        self.pools[name] = self.client.pool(name, SPEC if blocks else None, blocks, read_only)
         return self.pools[name].pool_id
 
     def fill(self, pool: str, lease: str, tokens: int, value: float, stream: int | None = None) -> list[int]:
@@ -52,6 +55,48 @@ class Desk:
         """The first key of each slot of anybody's blocks."""
         slots = (np.array(block_ids)[:, None] * 16 + np.arange(16)).reshape(-1)
         return self.pools[pool].gather(0, slots, "numpy")[0][:, 0, 0].tolist()
+
+    def readable(self, lease: str) -> dict[str, Any]:
+        told = dataclasses.asdict(self.leases[lease].readable())
+        return told | {"slots": told["slots"].tolist()}
+
+    def read(self, pool: str, told: dict[str, Any]) -> list[float]:
+        """The first key of each slot of another worker's lease."""
+        lease = kvd_client.Readable(**told | {"slots": np.array(told["slots"])})
+        return self.pools[pool].gather(0, lease, "numpy")[0][:, 0, 0].tolist()
+
+    def publish(self, lease: str, key: str) -> None:
+        self.leases.pop(lease).publish(key)
+
+    def adopt(self, pool: str, key: str) -> None:
+        self.leases[key] = self.pools[pool].adopt(key)
+
+    def lease(self, pool: str) -> None:
+        self.pools[pool].lease(tokens=16)
+
+    def write(self, pool: str) -> None:
+        self.pools[pool].write(0, [0], np.ones((1, 2, 8), np.float32), np.ones((1, 2, 16), np.float32))
+
+    def extend(self, lease: str) -> None:
+        self.leases[lease].extend(1)
+
+    def commit(self, lease: str) -> None:
+        self.leases[lease].commit(0)
+
+    def scribble(self, pool: str) -> None:
+        """Past all that is said of the memory: what do the kernel and the driver say?"""
+        memory = self.pools[pool]._memory
+        if isinstance(memory, HostPoolMemory):
+            ctypes.memset(memory.bytes.ctypes.data, 1, 1)
+        else:
+            memory._put(0, np.ones(1, np.uint8))
+
+    def torch_view(self, pool: str, write: bool = False) -> float:
+        """Of the first lease's block."""
+        k, _ = self.pools[pool].layer(0, "torch")
+        if write:
+            k[1] = 0
+        return float(k[1, 0, 0, 0])
 
     def compress(self, lease: str, method: str) -> tuple[int, list[int]]:
         """Tokens kept, and the first head's positions."""

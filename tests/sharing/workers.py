@@ -49,6 +49,13 @@ class Worker:
             raise getattr(kvd_client, answer["error"])(answer["message"])
         return answer["result"]
 
+    def death(self, method: str, **arguments: Any) -> int:
+        """The signal that this ends the worker with."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([method, arguments]) + "\n")
+        self.process.stdin.flush()
+        return -self.process.wait(PATIENCE_S)
+
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate(timeout=PATIENCE_S)

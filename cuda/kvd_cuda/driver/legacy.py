@@ -8,7 +8,13 @@ import mmap
 from ctypes import c_uint64
 
 from kvd_cuda.driver.devices import Gpu
-from kvd_cuda.driver.errors import INVALID_CONTEXT, INVALID_VALUE, MAP_FAILED, StaleHandleError
+from kvd_cuda.driver.errors import (
+    INVALID_CONTEXT,
+    INVALID_VALUE,
+    MAP_FAILED,
+    SharingUnsupportedError,
+    StaleHandleError,
+)
 from kvd_cuda.driver.library import IPC_HANDLE_BYTES, IpcMemHandle
 from kvd_cuda.driver.mapping import Mapping
 
@@ -47,11 +53,16 @@ class OwnedMemory:
             self._gpu.driver.call("cuMemFree_v2", self.address)
 
 
-def map_legacy(gpu: Gpu, fd: int, byte_count: int) -> Mapping:
+def map_legacy(gpu: Gpu, fd: int, byte_count: int, writable: bool = True) -> Mapping:
     """Memory of another process, whose handle is in the file `fd`; that stays open as long as the mapping.
 
-    Raises StaleHandleError if the memory is gone; CudaError.
+    Raises StaleHandleError if the memory is gone; SharingUnsupportedError if not `writable`; CudaError.
     """
+    if not writable:
+        raise SharingUnsupportedError(
+            "memory by cuIpc handles cannot be mapped read-only: attach without read_only=True and do not "
+            "write, or have kvd share descriptors where the GPU can (--gpu-sharing descriptors)"
+        )
     try:
         handle = mmap.mmap(fd, IPC_HANDLE_BYTES, mmap.MAP_SHARED, mmap.PROT_READ)
     except (OSError, ValueError) as error:
