@@ -19,7 +19,7 @@ FIRST_TOKENS = (890, 897, 905, 1336, 5264, 13056, 25559, 38494, 86000, 126195)
 GROWTH_TOKENS = (0, 0, 0, 187, 454, 900, 4000, 6500, 14000, 30000)  # from turn to turn
 OUTPUT_TOKENS = (3, 10, 24, 156, 350, 472, 597, 698, 1118, 2000)
 GAP_S = (15, 30, 42, 66, 123, 290, 560, 800, 1900, 3000)  # until the next turn
-MAX_TOKENS = 126_195
+MAX_TOKENS = 126_195  # of a prompt, as in the published trace
 SHORT_TOKENS = 1500  # a first prompt below is mostly a question of one turn
 GOES_ON = (
     0.41,
