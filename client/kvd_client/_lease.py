@@ -24,6 +24,7 @@ from kvd_client._parking import Parkable
 from kvd_client._queries import pack_queries
 from kvd_client._reading import Readable
 from kvd_client._report import CompressionReport, Rope
+from kvd_client._resting import Restable
 from kvd_client._session import new_request_id
 from kvd_client._state import BlockIds, Slots, SlotState, positions, visible_slots
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from kvd_client._pool import Pool
 
 
-class Lease(Parkable):
+class Lease(Parkable, Restable):
     """Made by `Pool.lease`. Use it as a context manager, or call `release()`.
 
     A *slot* s of a lease lies in block `block_table[s // block_size]` at offset `s % block_size`. Slots below
@@ -326,49 +327,6 @@ class Lease(Parkable):
             raise InvalidArgumentError("queries=None; those of the tokens to observe are needed")
         answer = self._vote(self._session.lease_service.Observe, request, (queries, row_lse), timeout)
         return int(answer.observed_length)
-
-    @property
-    def compress_wanted(self) -> int | None:
-        """To how many tokens others would like this lease pruned, or None: look at the next step boundary.
-
-        Only of leases with a `floor` (see `Pool.lease`), after an event `Pressure`; until it was compressed.
-        """
-        floor = self.handle.wanted_floor
-        return floor if 0 < floor < self.length else None
-
-    def rest(self, floor: int | None = None) -> None:
-        """Leave the lease alone until `wake()`: between two turns, say. Asks the daemon.
-
-        When others need blocks meanwhile, the daemon prunes it with KeyDiff to `floor` tokens (0: not at all;
-        None: the floor it was leased with). Your kernels that read or write it have finished; every other
-        call about it raises LeaseRestingError.
-        """
-        tokens = None if floor is None else whole("floor", floor, 0, MAX_TOKENS_PER_LEASE)
-        with held(self._session, [self.handle]):
-            request = pb.RestRequest(request_id=new_request_id(), progress=self.handle.progress())
-            if tokens is not None:
-                request.floor_tokens = tokens
-            method, handle = self._session.share_service.Rest, self.handle
-            LeaseCall([handle], method, request, lambda _: handle.lie_down()).make(self._session)
-
-    def wake(self, timeout: float | None = None) -> int:
-        """Go on with it; how many tokens it has given meanwhile. Harmless if it does not rest.
-
-        Asks the daemon, and waits for a pruning that is under way: `timeout` as of `compress`. Table, length
-        and generation may be new; `position` is as before.
-        """
-        patience_s = self._patience_s(timeout)
-        with self.handle.woken(), held(self._session, [self.handle]):
-            had, handle = self.length, self.handle
-            request = pb.WakeRequest(request_id=new_request_id(), lease_id=self.lease_id)
-            call = LeaseCall(
-                [handle],
-                self._session.share_service.Wake,
-                request,
-                lambda answer: handle.learn(SlotState.granted(answer.lease)),
-            )
-            call.make(self._session, patience_s)
-            return had - self.length
 
     def _patience_s(self, timeout: float | None) -> float:
         """Of calls that wait for the kernel worker."""

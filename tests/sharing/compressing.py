@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import kvd_client
-from kvd_client import H2O, Dual, KVSpec, Rope, SnapKV, Span, Streaming
+from kvd_client import H2O, Dual, KeyDiff, KVSpec, Rope, SnapKV, Span, Streaming
 
 TOKENS, WINDOW, QUERY_HEADS = 160, 8, 4
 BF16 = KVSpec(layers=2, kv_heads=2, head_dim_k=64, head_dim_v=32, dtype="bfloat16")
@@ -25,6 +25,7 @@ POLICIES = {
     "snapkv": SnapKV(window=WINDOW, keep=48),
     "dual": Dual(window=WINDOW, keep=48, kernel=7, pooling="max"),
     "h2o": H2O(sinks=4, recent=12, keep=48),
+    "keydiff": KeyDiff(recent=12, keep=48),
     "span by token": Span(window=WINDOW, keep=48, kernel=9),
     "span by block": Span(window=WINDOW, keep=48, kernel=9, granularity="block"),
 }
@@ -56,7 +57,7 @@ def compressed(client: kvd_client.Client, case: str) -> dict[str, Any]:
     queries = queries.to(torch.float32 if spec is FP32 else torch.bfloat16)
     if policy == "h2o":
         lease.observe(queries)
-    given = None if policy.startswith(("h2o", "streaming")) else queries
+    given = queries if POLICIES[policy].needs_queries else None
     rope = ROPE if policy == "streaming with cache positions" else None
     report = lease.compress(POLICIES[policy], queries=given, rope=rope)
     rows = [part for layer in range(spec.layers) for part in lease.gather(layer, "numpy")]

@@ -213,53 +213,6 @@ except d.SharingUnsupportedError as error:
         assert "WSL2, or a GPU older than Volta" in told
 
 
-LEGACY_MAKER = """
-owned = d.OwnedMemory(gpu, MIB)
-print(owned.handle().hex(), flush=True)
-sys.stdin.read()
-"""
-LEGACY_USER = """
-import subprocess
-def maker():
-    started = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=-1, stdout=-1, text=True)
-    return started, bytes.fromhex(started.stdout.readline())
-first, handle = maker()
-fd = os.memfd_create("handle")
-os.write(fd, handle)
-mapping = d.map_legacy(gpu, fd, MIB)
-put(mapping, 7, b"hello")
-print(got(d.map_legacy(gpu, fd, MIB), 7, 5))
-first.kill(); first.wait()
-try:
-    d.map_legacy(gpu, fd, MIB)
-except d.StaleHandleError as error:
-    print(str(error).split(":")[0])
-"""
-
-
-def test_a_cuipc_handle_is_good_as_long_as_its_maker_lives(machine: FakeGpus) -> None:
-    told = machine.run(PRELUDE + LEGACY_USER, PRELUDE + LEGACY_MAKER).splitlines()
-    assert told[0] == "b'hello'"
-    assert told[1] == "the handle of this GPU memory is not good here"
-
-
-def test_a_process_cannot_open_its_own_cuipc_handle_and_is_told(machine: FakeGpus) -> None:
-    told = machine.run(
-        PRELUDE
-        + """
-owned = d.OwnedMemory(gpu, MIB)
-try:
-    fd = os.memfd_create("handle")
-    os.write(fd, owned.handle())
-    d.map_legacy(gpu, fd, MIB)
-except d.StaleHandleError as error:
-    print(error)
-owned.free()
-"""
-    )
-    assert "is this very process" in told
-
-
 def test_a_forked_child_is_told_that_cuda_does_not_survive_fork(machine: FakeGpus) -> None:
     told = machine.run(
         PRELUDE

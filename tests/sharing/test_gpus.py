@@ -242,6 +242,31 @@ def test_a_gpu_that_fails_leaves_the_others_serving_and_comes_back(
             worker.kill()
 
 
+def test_one_command_shows_the_pools_of_all_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        fake_gpus(devices=2, memory=64 << 20) as gpus,
+        running_kvd(tmp_path, "--gpus", "0-1", environment=gpus.full_environment()) as kvd,
+    ):
+        for device in ("gpu0", "gpu1"):
+            worker = Worker(kvd.run_dir, device, gpus.full_environment())
+            worker.pool(name=f"of-{device}", blocks=BLOCKS)
+            worker.kill()
+        page = ["--run-dir", str(kvd.run_dir), "pool", "status"]
+        eventually(lambda: kvd_client.cli.main(page) == 0, "both kernel workers")
+        capsys.readouterr()
+        assert kvd_client.cli.main(page) == 0
+        shown = capsys.readouterr().out
+    assert all(name in shown for name in ("gpu0  serving", "of-gpu0", "gpu1  serving", "of-gpu1"))
+
+
+def test_a_policy_that_has_no_kernels_is_refused_and_the_lease_is_as_it_was(on_gpu: Site) -> None:
+    worker = on_gpu.worker()
+    worker.fill(pool=new_pool(worker), lease="a", tokens=160, value=1.0)
+    with pytest.raises(InvalidArgumentError, match="on the host only"):
+        worker.compress(lease="a", method="expected")
+    assert worker.numbers(lease="a") == [1.0 + t for t in range(160)]
+
+
 def refusal(folder: Path, environment: dict[str, str], *arguments: str) -> str:
     command = [sys.executable, "-m", "kvd_daemon.cli", "--run-dir", str(folder / "run"), *arguments]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

@@ -10,7 +10,7 @@ from tests.running_kvd import eventually, is_alive
 
 from kvd_client import DeviceFullError
 
-from .workers import MEMORY, Site
+from .workers import ALLOCATOR, MEMORY, Site
 
 BLOCKS = 32
 
@@ -30,6 +30,15 @@ def test_what_one_process_writes_another_one_reads(here: Site) -> None:
     blocks = writer.fill(pool=pool, lease="a", tokens=40, value=100.0)
     assert writer.numbers(lease="a") == [100.0 + t for t in range(40)]
     assert reader.peek(pool=pool, block_ids=blocks)[:40] == [100.0 + t for t in range(40)]
+
+
+def test_the_settings_of_torchs_allocator_do_not_matter(here: Site) -> None:
+    settings = {ALLOCATOR: "expandable_segments:True,max_split_size_mb:64"}
+    writer, reader, pool = here.worker(**settings), here.worker(), fresh_pool()
+    writer.pool(name=pool, blocks=BLOCKS)
+    reader.pool(name=pool)
+    blocks = writer.fill(pool=pool, lease="a", tokens=16, value=100.0)
+    assert reader.peek(pool=pool, block_ids=blocks)[:16] == [100.0 + t for t in range(16)]
 
 
 def test_two_pools_have_nothing_in_common(here: Site) -> None:

@@ -104,6 +104,8 @@ class Desk:
         queries = np.ones((SPEC.layers, 8, 4, 8), np.float32) / 1e4
         if method == "streaming":
             held.compress(kvd_client.Streaming(sinks=4, window=28))
+        elif method == "expected":
+            held.compress(kvd_client.ExpectedAttention(window=8, keep=0.25), queries=queries)
         elif method == "h2o":
             held.compress(kvd_client.H2O(sinks=4, recent=8, keep=0.25), queries=queries)
         else:

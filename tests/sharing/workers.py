@@ -22,6 +22,7 @@ MEMORY = 64 << 20  # bytes of a device
 REAL_KINDS = {"gpu": (), "gpu_legacy": ("--gpu-sharing", "legacy")}
 OWNER = "kvd_daemon.device.legacy_owner"
 KERNEL_WORKER = "kvd_daemon.kernel.worker"
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"  # of torch, not of ours: kvd has it, workers have it or not
 STAND_INS = Path(__file__).with_name("stand_ins")
 
 
@@ -122,7 +123,8 @@ def site(kind: str, folder: Path) -> Iterator[Site]:
     old = {"no_vmm": 3} if kind == "cuda_legacy" else {}
     with fake_gpus(devices=2, memory=2 * MEMORY, **old) as gpus:
         arguments = ("--gpus", "0", "--memory", size)
-        with running_kvd(folder, *arguments, environment=gpus.full_environment()) as kvd:
+        environment = gpus.full_environment({ALLOCATOR: "expandable_segments:True"})
+        with running_kvd(folder, *arguments, environment=environment) as kvd:
             yield from _cleared(Site(kind, kvd, "gpu0", gpus))
 
 

@@ -74,8 +74,9 @@ def map_legacy(gpu: Gpu, fd: int, byte_count: int, writable: bool = True) -> Map
         )
     if code in REFUSED:
         raise StaleHandleError(
-            "the handle of this GPU memory is not good here: its owner is gone, is this very process, or has "
-            "another pid namespace (docker: --pid=host and --ipc=host on both sides)",
+            "the handle of this GPU memory is not good here: its owner is gone, is this very process, or "
+            "runs in another container, perhaps under the very same pid (docker: --pid=host and --ipc=host "
+            "on both sides)",
             code,
         )
     if code != 0:

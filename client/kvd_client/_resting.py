@@ -1,0 +1,65 @@
+"""Leases that are left alone for a while, and may be pruned meanwhile."""
+
+from typing import TYPE_CHECKING
+
+from kvd.arguments import whole
+from kvd.limits import MAX_TOKENS_PER_LEASE
+from kvd.v1 import kvd_pb2 as pb
+from kvd_client._calls import LeaseCall, held
+from kvd_client._handle import LeaseHandle
+from kvd_client._parking import patience_seconds
+from kvd_client._session import new_request_id
+from kvd_client._state import SlotState
+
+if TYPE_CHECKING:
+    from kvd_client._pool import Pool
+
+
+class Restable:
+    """Base of `Lease`."""
+
+    pool: "Pool"
+    handle: LeaseHandle
+
+    @property
+    def compress_wanted(self) -> int | None:
+        """To how many tokens others would like this lease pruned, or None: look at the next step boundary.
+
+        Only of leases with a `floor` (see `Pool.lease`), after an event `Pressure`; until it was compressed.
+        """
+        floor = self.handle.wanted_floor
+        return floor if 0 < floor < self.handle.state.length else None
+
+    def rest(self, floor: int | None = None) -> None:
+        """Leave the lease alone until `wake()`: between two turns, say. Asks the daemon.
+
+        When others need blocks meanwhile, the daemon prunes it with KeyDiff to `floor` tokens (0: not at all;
+        None: the floor it was leased with). Your kernels that read or write it have finished; every other
+        call about it raises LeaseRestingError.
+        """
+        tokens = None if floor is None else whole("floor", floor, 0, MAX_TOKENS_PER_LEASE)
+        with held(self.pool.session, [self.handle]):
+            request = pb.RestRequest(request_id=new_request_id(), progress=self.handle.progress())
+            if tokens is not None:
+                request.floor_tokens = tokens
+            method, handle = self.pool.session.share_service.Rest, self.handle
+            LeaseCall([handle], method, request, lambda _: handle.lie_down()).make(self.pool.session)
+
+    def wake(self, timeout: float | None = None) -> int:
+        """Go on with it; how many tokens it has given meanwhile. Harmless if it does not rest.
+
+        Asks the daemon, and waits for a pruning that is under way: `timeout` as of `compress`. Table, length
+        and generation may be new; `position` is as before.
+        """
+        patience_s = patience_seconds(self.pool.session, timeout)
+        with self.handle.woken(), held(self.pool.session, [self.handle]):
+            handle, had = self.handle, self.handle.state.length
+            request = pb.WakeRequest(request_id=new_request_id(), lease_id=handle.lease_id)
+            call = LeaseCall(
+                [handle],
+                self.pool.session.share_service.Wake,
+                request,
+                lambda answer: handle.learn(SlotState.granted(answer.lease)),
+            )
+            call.make(self.pool.session, patience_s)
+            return had - handle.state.length
