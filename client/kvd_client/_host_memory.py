@@ -37,6 +37,15 @@ class HostPoolMemory(PoolMemory):
         dtype = NUMPY_DTYPES[self.spec.dtype]
         return np.ndarray(self._shape(plane), dtype, self.bytes, plane.offset_bytes, strides)
 
+    def _torch(self, plane: Plane) -> Any:
+        if not self.writable:
+            return super()._torch(plane)  # from_numpy warns of such memory
+        import torch
+
+        elements = torch.from_numpy(self.bytes).view(getattr(torch, self.spec.dtype))  # a third of the time
+        offset = plane.offset_bytes // self.spec.element_bytes
+        return elements.as_strided(self._shape(plane), self._strides(plane), offset)
+
     def write(self, layer: int, slots: Any, k: Any, v: Any) -> None:
         """See PoolMemory."""
         blocks, offsets = self._split(slots)

@@ -80,6 +80,11 @@ TENSOR_SHAPES = [
     pytest.param(Shape(head_dim_k=64, group=1, length=17, dtype="bfloat16"), 17, id="the window is all"),
     pytest.param(Shape(head_dim_k=64, group=7, length=90, block_size=5, dtype="bfloat16"), 1, id="one token"),
     pytest.param(Shape(head_dim_k=80, group=2, length=130, dtype="float16"), 67, id="fp16, two row tiles"),
+    pytest.param(
+        Shape(layers=1, kv_heads=1, head_dim_k=64, group=1, length=141, dtype="bfloat16"),
+        128,
+        id="the longest",
+    ),
     pytest.param(Shape(head_dim_k=128, group=2, length=70, dtype="float8_e4m3fn"), 9, id="fp8"),
     pytest.param(
         Shape(layers=3, head_dim_k=64, group=2, length=66, dtype="bfloat16", layout="layer-outermost"),
