@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from bench_rpc import about, table
 from rpc_bench.serving import RawSession, running_kvd
-from trace_replay import candidates, live, orders
+from trace_replay import candidates, live, orders, state
 from trace_replay.compare import requests_of
 from trace_replay.orders import CAPACITIES
 from trace_replay.requests import BLOCK_TOKENS, Request, accesses, bound
@@ -27,7 +27,7 @@ from kvd.policy import Span
 
 PERCENTILES = (50, 90, 99)
 KEEP = 0.16  # of a prompt; see README's measurements
-KIB = 1024
+COMMAND = "make bench-trace TRACE=the trace's path"
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
     args = parser.parse_args()
     requests = requests_of(args.trace)[: args.requests or None]
     results: dict[str, Any] = {
-        "about": about(),
+        "about": about() | {"command": COMMAND},
         "trace": {"path": Path(args.trace).name if args.trace else "made up", "requests": len(requests)},
         "blocks": accesses(requests),
         "bound": bound(requests),
@@ -85,13 +85,13 @@ def measured(
         "requests_a_second": len(requests) / duration,
         "calls_ms": {name: milliseconds(durations) for name, durations in seen.calls.items()},
         "daemon_grew_kib": grown_kib,
-        "daemon_grew_bytes_a_block": grown_kib * KIB / capacity,
+        "state_bytes_a_block": state.bytes_a_block(capacity, order),
         **sessions_that_fit(requests, capacity),
     }
 
 
 def resident_kib(pid: int) -> int:
-    """Memory of a process that is its own, not shared with others or with files."""
+    """Memory of a process that is its own, with what gRPC, snapshots and the allocator hold of it."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0])
 
@@ -121,7 +121,7 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
         "plain LRU": f"{row['plain_lru']:.1%}",
         "requests/s": f"{row['requests_a_second']:.0f}",
         **calls,
-        "daemon B/block": f"{row['daemon_grew_bytes_a_block']:.0f}",
+        "state B/block": f"{row['state_bytes_a_block']:.0f}",
         "sessions dense/pruned": f"{row['sessions_dense']}/{row['sessions_pruned']}",
     }
 

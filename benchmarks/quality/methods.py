@@ -7,7 +7,6 @@ from kvd.policy import DEFAULT_SINKS, H2O, Dual, ExpectedAttention, KeyDiff, Pol
 
 KEEPS = (0.08, 0.16, 0.25, 0.5)
 PUBLISHED_WINDOW = 32  # tokens; SnapKV's published runs
-EXPECTED_WINDOW = 64  # tokens, and queries that stand for those to come; fits the smallest budget
 TUNED_KERNEL = 21  # tokens; reaches from a cue to the end of its answer
 
 
@@ -46,7 +45,7 @@ METHODS: dict[str, Callable[[Budget], Policy]] = {
     "SnapKV max 21 (tuned)": lambda b: SnapKV(PUBLISHED_WINDOW, TUNED_KERNEL, "max", b.keep),
     "Dual max 21": lambda b: Dual(PUBLISHED_WINDOW, TUNED_KERNEL, "max", b.keep),
     "KeyDiff": lambda b: KeyDiff(recent=PUBLISHED_WINDOW, keep=b.keep),
-    "Expected Attention": lambda b: ExpectedAttention(window=EXPECTED_WINDOW, keep=b.keep),
+    "Expected Attention": lambda b: ExpectedAttention(recent=PUBLISHED_WINDOW, keep=b.keep),
     "Span": _span("token"),
     "Span by block": _span("block"),
 }

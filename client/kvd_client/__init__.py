@@ -85,6 +85,7 @@ from kvd_client._pool import LeaseWish, Pool
 from kvd_client._reading import Readable
 from kvd_client._report import CompressionReport, Rope
 from kvd_client._spec import KVSpec
+from kvd_client.future import future_queries
 
 __all__ = [
     "H2O",
@@ -165,5 +166,6 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "connect",
+    "future_queries",
     "prefix",
 ]

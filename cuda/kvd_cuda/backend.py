@@ -69,7 +69,7 @@ class Backend(Protocol):
         ...
 
     def expected_tokens(self, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries) -> TokenSelection:
-        """Sinks, the most expected attention (see ExpectedAttention) outside them, the slots of `queries`."""
+        """Sinks, what queries like these would attend to most outside them, the last `plan.window`."""
         ...
 
     def observe(self, planes: KVPlanes, queries: WindowQueries) -> None:

@@ -2,8 +2,8 @@
 
 If a query head's queries are normally distributed, E exp(q.k / sqrt(D)) = exp(m + v / 2), where m and v are
 mean and variance of the scaled scores q.k / sqrt(D). Those of the queries given are taken: the same as with
-their mean and covariance, which no one has to form. The published code leaves sinks out of the softmax; here
-they are in it, as in every other method: they leave the candidates only.
+their mean and covariance, which no one has to form. Sinks are left out of the softmax: a head that looks for
+something looks at a sink as long as it has not found it, and would have no say.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,18 @@ from kvd_cuda.errors import KernelInputError
 from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
 
+ATTENTION_FLOOR = (
+    0.01  # added to what is expected, so that a long value counts where little is; published: 0.01-0.02
+)
 TILE = 2048  # slots at a time, and
 ROWS = 256  # queries at a time, always: sums come out the same whatever workspace there is; 4 MiB of scores
 
 
-def expected_attention(planes: KVPlanes, queries: WindowQueries, layer: int, kv_head: int) -> DoubleArray:
-    """float64 [length], sums to 1: mean over the group's heads. Raises KernelInputError on NaN."""
+def expected_attention(
+    planes: KVPlanes, queries: WindowQueries, column: tuple[int, int], sinks: int
+) -> DoubleArray:
+    """float64 [length - sinks], sums to 1: mean over the group's heads. Raises KernelInputError on NaN."""
+    layer, kv_head = column
     rows = queries.folded(layer, kv_head, planes.kv_heads).astype(np.float64) / np.sqrt(planes.head_dim_k)
     heads = rows.reshape(-1, queries.count, planes.head_dim_k)
     logs = np.empty((len(heads), planes.length))
@@ -30,6 +36,7 @@ def expected_attention(planes: KVPlanes, queries: WindowQueries, layer: int, kv_
             logs[head, start : start + len(keys)] = _log_expectation(asked, keys)
     if not np.isfinite(logs).all():
         raise KernelInputError(NAN_SCORES)
+    logs = logs[:, sinks:]
     attention = np.exp(logs - logs.max(axis=1, keepdims=True))
     attention /= attention.sum(axis=1, keepdims=True)
     mean: DoubleArray = attention.mean(axis=0)

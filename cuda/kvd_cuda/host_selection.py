@@ -7,7 +7,7 @@ import numpy as np
 from kvd_cuda.backend import NOT_FINITE, BlockRanks, TokenSelection
 from kvd_cuda.dtypes import FloatArray, IntArray
 from kvd_cuda.errors import KernelInputError
-from kvd_cuda.host_expected import expected_attention, value_lengths
+from kvd_cuda.host_expected import ATTENTION_FLOOR, expected_attention, value_lengths
 from kvd_cuda.host_keydiff import distinctness
 from kvd_cuda.host_scoring import HostScoring, WindowScores, top_of
 from kvd_cuda.plan import CompressPlan
@@ -79,16 +79,18 @@ def distinct_tokens(
 def expected_tokens(
     scoring: HostScoring, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries
 ) -> TokenSelection:
-    """See Backend."""
-    kept = _with_ends_kept(planes, plan, queries.count)
+    """See Backend. The mass is that of the attention expected outside the sinks."""
+    recent = min(plan.window, planes.length)
+    kept = _with_ends_kept(planes, plan, recent)
     mass = np.zeros(planes.layers)
-    candidates = slice(plan.sinks, planes.length - queries.count)
-    count = plan.target_tokens - plan.sinks - queries.count
+    count = plan.target_tokens - plan.sinks - recent
     for layer, head in np.ndindex(planes.layers, planes.kv_heads):
-        attention = expected_attention(planes, queries, layer, head)
-        scores = attention * value_lengths(planes, layer, head)
-        kept[layer, head, plan.sinks : plan.sinks + count] = plan.sinks + top_of(scores[candidates], count)
-        mass[layer] += attention[kept[layer, head]].sum()
+        attention = expected_attention(planes, queries, (layer, head), plan.sinks)
+        lengths = value_lengths(planes, layer, head)[plan.sinks :]
+        scores = (attention + ATTENTION_FLOOR) * lengths
+        top = top_of(scores[: scores.size - recent], count)
+        kept[layer, head, plan.sinks : plan.sinks + count] = plan.sinks + top
+        mass[layer] += attention[kept[layer, head, plan.sinks :] - plan.sinks].sum()
         scoring.step()
     return TokenSelection(kept, (mass / planes.kv_heads).astype(np.float32))
 

@@ -115,11 +115,13 @@ def distinctness(keys: Array) -> DoubleArray:
     return -cosines
 
 
-def expected_attention(queries: Array, keys: Array) -> DoubleArray:
-    """[kv_heads, length]: attention of queries [W, q_heads, head_dim] normally distributed as these are.
+def expected_attention(queries: Array, keys: Array, sinks: int) -> DoubleArray:
+    """[kv_heads, length - sinks]: attention to all but the sinks of queries distributed as these.
 
+    queries [n, q_heads, head_dim]; per head they are taken as normally distributed:
     E exp(q.k / sqrt(D)) = exp(mean.k / sqrt(D) + k.covariance.k / 2 D), normalised, mean over a group.
     """
+    keys = keys[sinks:]
     length, kv_heads, head_dim = keys.shape
     group = queries.shape[1] // kv_heads
     expected = np.empty((queries.shape[1], length))
@@ -131,6 +133,12 @@ def expected_attention(queries: Array, keys: Array) -> DoubleArray:
         expected[head] = softmax(shared @ asked.mean(axis=0) / np.sqrt(head_dim) + spread)
     mean: DoubleArray = expected.reshape(kv_heads, group, length).mean(axis=1)
     return mean
+
+
+def expected_scores(attention: DoubleArray, values: Array) -> DoubleArray:
+    """What a token is worth by Expected Attention: [length] of one head; values [length, head_dim]."""
+    scores: DoubleArray = (attention + 0.01) * np.linalg.norm(values.astype(np.float64), axis=1)
+    return scores
 
 
 def block_ranks(pooled: list[DoubleArray], length: int, block_size: int) -> DoubleArray:

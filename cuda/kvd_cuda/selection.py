@@ -78,10 +78,11 @@ def select_distinct(
 def select_expected(
     backend: Backend, planes: KVPlanes, plan: CompressPlan, queries: WindowQueries | None
 ) -> TokenSelection:
-    """Expected Attention: sinks, what queries like the window's would attend to most, and the window."""
-    asked = _window_queries(plan, queries)
-    plan.check_budget(asked.count)
-    return backend.expected_tokens(planes, plan, asked)
+    """Expected Attention: sinks, what queries like those given would attend to most, the last `window`."""
+    if queries is None:
+        raise KernelInputError("expected needs queries; send some like those to come")
+    plan.check_budget(min(plan.window, planes.length))
+    return backend.expected_tokens(planes, plan, queries)
 
 
 def select_streaming(

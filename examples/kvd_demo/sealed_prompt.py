@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvd_client import H2O, CompressionReport, Lease, Policy, Pool, Span
+from kvd_client import H2O, CompressionReport, ExpectedAttention, Lease, Policy, Pool, Span, future_queries
 from kvd_client.hf import KvdCache
 from kvd_demo.forward import advance
 
+SAMPLED_QUERIES = 512  # that stand for those to come, where a policy expects them
 SAVED_QUERIES = 32  # the widest window that votes elsewhere
 PIECE_TOKENS = (
     250  # prefilled or observed at once: small temporaries, and queries that fit few scratch blocks
@@ -47,6 +48,7 @@ class SealedPrompt:
         self._cuts = {len(ids), *cuts}
         self._tails: dict[int, Tail] = {}
         self.queries = torch.empty(0)
+        self._inv_freq = torch.empty(0)
 
     def read(self, model: Any, progress: Callable[[int], None]) -> None:
         """Prefill into a lease, seal it, give it back: the blocks stay, findable by their hashes.
@@ -59,6 +61,7 @@ class SealedPrompt:
                 advance(model, cache, self._ids[start : start + PIECE_TOKENS])
                 progress(lease.length)
             self.queries = cache.window_queries()
+            self._inv_freq = model.model.rotary_emb.inv_freq
             self._tails = {cut: self._tail(lease, cut) for cut in self._cuts}
             lease.seal(self._hashes)
 
@@ -83,10 +86,19 @@ class SealedPrompt:
         if isinstance(policy, H2O):
             return next(self.pruned_further([policy], tokens))
         lease = self.lease(tokens)
-        window = getattr(policy, "window", 0)
-        queries = self.queries[:, : lease.length][:, -window:] if policy.needs_queries else None
-        report = lease.compress(policy, queries=queries)
+        report = lease.compress(policy, queries=self._asked(policy, lease))
         return Pruned(lease, report, report.kernel_time)
+
+    def _asked(self, policy: Policy, lease: Lease) -> Any:
+        """The window's queries, or for a policy that expects them, many as if asked after the prompt."""
+        if not policy.needs_queries:
+            return None
+        if isinstance(policy, ExpectedAttention):
+            first = max(0, lease.length - SAMPLED_QUERIES)
+            positions = np.arange(first, lease.length)
+            queries = self.queries[:, first : lease.length]
+            return future_queries(queries, positions, self._inv_freq.numpy(), lease.position)
+        return self.queries[:, : lease.length][:, -getattr(policy, "window", 0) :]
 
     def pruned_further(self, policies: Sequence[H2O], tokens: int | None = None) -> Iterator[Pruned]:
         """H2O: one private copy that observes every query, then each policy in turn on the same lease.

@@ -68,8 +68,8 @@ def policy_to_proto(policy: p.Policy) -> pb.Policy:
             return pb.Policy(h2o=pb.H2OPolicy(sinks=sinks, recent=recent, keep=keep_to_proto(keep)))
         case p.KeyDiff(recent, keep, sinks):
             return pb.Policy(keydiff=pb.KeyDiffPolicy(sinks=sinks, recent=recent, keep=keep_to_proto(keep)))
-        case p.ExpectedAttention(window, keep, sinks):
-            expected = pb.ExpectedAttentionPolicy(sinks=sinks, window=window, keep=keep_to_proto(keep))
+        case p.ExpectedAttention(recent, keep, sinks):
+            expected = pb.ExpectedAttentionPolicy(sinks=sinks, recent=recent, keep=keep_to_proto(keep))
             return pb.Policy(expected=expected)
         case p.Span(window, kernel, keep, granularity, sinks):
             return pb.Policy(
@@ -100,7 +100,7 @@ def policy_from_proto(message: pb.Policy) -> p.Policy:
         return p.KeyDiff(diff.recent, keep_from_proto(diff.keep), diff.sinks)
     if kind == "expected":
         expected = message.expected
-        return p.ExpectedAttention(expected.window, keep_from_proto(expected.keep), expected.sinks)
+        return p.ExpectedAttention(expected.recent, keep_from_proto(expected.keep), expected.sinks)
     if kind == "span":
         span = message.span
         return p.Span(span.window, span.kernel, keep_from_proto(span.keep), span.granularity, span.sinks)

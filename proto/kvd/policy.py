@@ -216,29 +216,29 @@ class KeyDiff:
 
 @dataclass(frozen=True)
 class ExpectedAttention:
-    """What queries like the window's would attend to, whatever they ask (Expected Attention, Devoto 2025).
+    """What queries like those given would attend to, whatever they ask (Expected Attention, Devoto 2025).
 
-    Queries are taken as normally distributed, with mean and covariance of the last `window` tokens' ones per
-    query head: then the attention to expect has a closed form, and it is weighed with the value's length.
-    For the averaging over future positions of the paper, pass queries rotated to such positions.
+    Queries are taken as normally distributed, with mean and covariance of those given per query head: then
+    the attention to expect has a closed form; it and 0.01 are weighed with the value's length. Give many, at
+    positions to come: see kvd_client.future_queries. Sinks and the last `recent` tokens stay.
     """
 
-    window: int = 128
+    recent: int = 32
     keep: "Keep | float | int" = field(default_factory=lambda: Keep.of(0.5))
     sinks: int = DEFAULT_SINKS
     needs_queries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _as_keep(self)
-        _whole(self, "window", 1, MAX_WINDOW)
+        _whole(self, "recent", 0, MAX_WINDOW)
         _whole(self, "sinks", 0, MAX_WINDOW)
 
     def target_tokens(self, token_count: int, block_size: int) -> int:
         """C: the kept amount in whole blocks, or N if that is no less."""
-        return _block_target(Keep.of(self.keep), token_count, block_size, self.sinks + self.window)
+        return _block_target(Keep.of(self.keep), token_count, block_size, self.sinks + self.recent)
 
     def __str__(self) -> str:
-        return f"expected(sinks={self.sinks}, window={self.window}, keep={self.keep})"
+        return f"expected(sinks={self.sinks}, recent={self.recent}, keep={self.keep})"
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def test_numpy_queries_and_row_log_sum_exps_lead_to_the_same_tokens(new_pool) ->
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_knows_no_question_keeps_what_the_oracle_keeps(new_pool, layout) -> None:
     pool, queries = new_pool(_spec(layout)), _queries()
-    for policy in (KeyDiff(recent=WINDOW, keep=0.3), ExpectedAttention(window=WINDOW, keep=0.3)):
+    for policy in (KeyDiff(recent=WINDOW, keep=0.3), ExpectedAttention(recent=WINDOW, keep=0.3)):
         with pool.lease() as lease:
             keys, values = _prefill(lease)
             lease.compress(policy, queries=queries if policy.needs_queries else None)
@@ -126,8 +126,11 @@ def test_what_knows_no_question_keeps_what_the_oracle_keeps(new_pool, layout) ->
             for layer in range(LAYERS):
                 scores = reference.distinctness(keys[layer].numpy())
                 if policy.needs_queries:
-                    scores = reference.expected_attention(queries[layer].numpy(), keys[layer].numpy())
-                    scores *= np.linalg.norm(values[layer].numpy().astype(np.float64), axis=2).T
+                    told = reference.expected_attention(queries[layer].numpy(), keys[layer].numpy(), 4)
+                    for head in range(KV_HEADS):
+                        scores[head, 4:] = reference.expected_scores(
+                            told[head], values[layer][4:, head].numpy()
+                        )
                 for head in range(KV_HEADS):
                     ranked = scores[head, : TOKENS - WINDOW]
                     assert reference.gap_at_cut(ranked[4:], target - 4 - WINDOW) > CLEAR_GAP

@@ -36,19 +36,21 @@ def expected_rows(lease: Lease, plan: CompressPlan, queries: WindowQueries) -> d
             if plan.method == "keydiff":
                 rows[layer, head] = _distinct(plan, keys, head)
             elif plan.method == "expected":
-                attention = reference.expected_attention(asked, keys)[head]
-                rows[layer, head] = _expected(plan, attention, lease.values[layer][:, head], len(asked))
+                attention = reference.expected_attention(asked, keys, plan.sinks)[head]
+                rows[layer, head] = _expected(plan, attention, lease.values[layer][:, head])
             else:
                 rows[layer, head] = _row(plan, weights, keys.shape[1], head)
     return rows
 
 
-def _expected(plan: CompressPlan, attention: np.ndarray, values: np.ndarray, window: int) -> KeptRow:
-    length = len(attention)
-    scores = (attention * np.linalg.norm(values.astype(np.float64), axis=1))[: length - window]
-    slots = reference.keep_top(scores, length, plan.target_tokens, plan.sinks)
-    gap = reference.gap_at_cut(scores[plan.sinks :], plan.target_tokens - plan.sinks - window)
-    return KeptRow(slots, gap, float(attention[slots].sum()))
+def _expected(plan: CompressPlan, attention: np.ndarray, values: np.ndarray) -> KeptRow:
+    """`attention` is that to all slots but the sinks."""
+    length, sinks = len(values), plan.sinks
+    scores = reference.expected_scores(attention, values[sinks:])[: -plan.window]
+    padded = np.concatenate((np.zeros(sinks), scores))
+    slots = reference.keep_top(padded, length, plan.target_tokens, sinks)
+    gap = reference.gap_at_cut(scores, plan.target_tokens - sinks - plan.window)
+    return KeptRow(slots, gap, float(attention[np.array(slots[sinks:]) - sinks].sum()))
 
 
 def _distinct(plan: CompressPlan, keys: np.ndarray, head: int) -> KeptRow:

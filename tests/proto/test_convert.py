@@ -26,7 +26,7 @@ policies = st.one_of(
     st.builds(SnapKV, windows, kernels, st.sampled_from(["avg", "max"]), keeps, counts),
     st.builds(H2O, counts, keeps, counts),
     st.builds(KeyDiff, counts, keeps, counts),
-    st.builds(ExpectedAttention, windows, keeps, counts),
+    st.builds(ExpectedAttention, counts, keeps, counts),
     st.builds(Span, windows, kernels, keeps, st.sampled_from(["token", "block"]), counts),
 )
 specs = st.builds(

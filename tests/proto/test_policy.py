@@ -41,7 +41,7 @@ def test_kept_tokens_are_whole_blocks_or_all_and_hold_sinks_and_window(
     ratio, count, block_size, kind
 ) -> None:
     policy = kind(keep=ratio)
-    window = policy.recent if kind in (H2O, KeyDiff) else policy.window
+    window = policy.recent if kind in (H2O, KeyDiff, ExpectedAttention) else policy.window
     wanted = ceil(ceil(ratio * count) / block_size) * block_size
     if wanted >= count:
         assert policy.target_tokens(count, block_size) == count
@@ -92,7 +92,7 @@ def test_a_window_larger_than_the_budget_is_refused_and_a_short_prompt_left_whol
         (Span, {"kernel": 0}),
         (H2O, {"recent": -1}),
         (KeyDiff, {"recent": -1}),
-        (ExpectedAttention, {"window": 0}),
+        (ExpectedAttention, {"recent": -1}),
         (Streaming, {"window": 0}),
         (Streaming, {"rope": "none"}),
     ],
@@ -109,5 +109,5 @@ def test_a_policy_says_what_it_is() -> None:
     assert str(Span(granularity="block")) == "span(block, sinks=4, window=32, kernel=21, keep=0.16)"
     assert str(H2O()) == "h2o(sinks=4, recent=128, keep=0.2)"
     assert str(KeyDiff()) == "keydiff(sinks=4, recent=32, keep=0.5)"
-    assert str(ExpectedAttention()) == "expected(sinks=4, window=128, keep=0.5)"
+    assert str(ExpectedAttention()) == "expected(sinks=4, recent=32, keep=0.5)"
     assert str(Streaming()) == "streaming(sinks=4, window=1020, rope=original)"

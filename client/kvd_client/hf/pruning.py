@@ -4,7 +4,7 @@ import torch
 
 from kvd.errors import InvalidArgumentError
 from kvd.limits import MAX_TOKENS_PER_LEASE
-from kvd.policy import H2O, ExpectedAttention, Keep, Policy, SnapKV, Span
+from kvd.policy import H2O, Keep, Policy, SnapKV, Span
 from kvd_client import CompressionReport, Lease
 from kvd_client.hf.queries import Queries
 
@@ -18,10 +18,8 @@ class Pruning:
     """
 
     def __init__(self, lease: Lease, policy: Policy) -> None:
-        if not isinstance(policy, SnapKV | Span | H2O | ExpectedAttention):
-            raise InvalidArgumentError(
-                f"{policy} has nothing to compress; use SnapKV, Dual, Span, ExpectedAttention or H2O"
-            )
+        if not isinstance(policy, SnapKV | Span | H2O):
+            raise InvalidArgumentError(f"{policy} has nothing to compress; use SnapKV, Dual, Span or H2O")
         self._lease, self._policy = lease, policy
         self._observed_at_once = max(OBSERVED_TOKENS, lease.pool.spec.block_size)
         self.queries = Queries(lease.pool.spec.layers, None if isinstance(policy, H2O) else policy.window)

@@ -94,10 +94,10 @@ def _check_policy(lease: Lease, policy: Policy, progress: Progress, queries: Que
 
 def _window(policy: Policy, length: int, queries: QueryShape | None) -> int:
     match policy:
-        case SnapKV() | Span() | ExpectedAttention():
+        case SnapKV() | Span():
             assert queries is not None, "checked before"
             return min(policy.window, queries.tokens, length)
-        case H2O() | KeyDiff():
+        case H2O() | KeyDiff() | ExpectedAttention():
             return min(policy.recent, length)
         case Streaming():
             return min(policy.window, length)

@@ -181,7 +181,7 @@ class Policy(google.protobuf.message.Message):
 
     @property
     def expected(self) -> Global___ExpectedAttentionPolicy:
-        """The attention to expect from queries like the window's."""
+        """The attention to expect from queries like those given."""
 
     def __init__(
         self,
@@ -340,25 +340,25 @@ class ExpectedAttentionPolicy(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SINKS_FIELD_NUMBER: builtins.int
-    WINDOW_FIELD_NUMBER: builtins.int
+    RECENT_FIELD_NUMBER: builtins.int
     KEEP_FIELD_NUMBER: builtins.int
     sinks: builtins.int
     """Sink tokens, kept and locked."""
-    window: builtins.int
-    """Last tokens, always kept, whose queries stand for those to come."""
+    recent: builtins.int
+    """Last tokens, always kept."""
     @property
     def keep(self) -> Global___Keep:
-        """Tokens kept in all, sinks and window included."""
+        """Tokens kept in all, sinks and recent included."""
 
     def __init__(
         self,
         *,
         sinks: builtins.int = ...,
-        window: builtins.int = ...,
+        recent: builtins.int = ...,
         keep: Global___Keep | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["keep", b"keep"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["keep", b"keep", "sinks", b"sinks", "window", b"window"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["keep", b"keep", "recent", b"recent", "sinks", b"sinks"]) -> None: ...
 
 Global___ExpectedAttentionPolicy: typing_extensions.TypeAlias = ExpectedAttentionPolicy
 
