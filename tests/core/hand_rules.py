@@ -7,7 +7,8 @@ from kvd_daemon.core import Offer
 from kvd_daemon.core.limits import MAX_SHELF_TTL_NS
 
 from .driver import TTL, Chance, Driver, Refusal, any_lease, any_session, anything
-from .world import WorldLease, WorldShelved
+from .world import WorldLease
+from .world_parts import WorldShelved
 
 KEYS = ("one", "two", "three")
 

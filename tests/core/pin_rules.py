@@ -9,7 +9,8 @@ from kvd_daemon.core.limits import MAX_PIN_TTL_NS
 from .driver import TTL, Chance, Refusal, any_session, anything
 from .lease_rules import LeaseRules
 from .quota_rules import Shortage
-from .world import WorldPin, hashes
+from .world import hashes
+from .world_parts import WorldPin
 
 
 def any_name(rules: LeaseRules) -> bool:

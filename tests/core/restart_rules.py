@@ -5,15 +5,15 @@ from hypothesis.stateful import rule
 from kvd_daemon.core import Device, Losses, Tier
 from kvd_daemon.core.image import capture, restore
 
+from .copy_rules import CopyRules
 from .driver import MEMORY_BYTES, TTL, Chance, anything
 from .job_rules import JobRules
 from .lease_rules import LeaseRules
-from .tier_rules import TierRules
 
 GRACE = TTL // 2
 
 
-class RestartRules(LeaseRules, JobRules, TierRules):
+class RestartRules(LeaseRules, JobRules, CopyRules):
     """Every job is undone or lost; some processes and some memory are gone; the others go on."""
 
     @rule(chance=anything)
@@ -28,6 +28,7 @@ class RestartRules(LeaseRules, JobRules, TierRules):
         losses = Losses(pools, sessions, arenas, disks)
         recovered = self.device.recover(self.world.now, grace, losses)
         self.jobs_ended()
+        self.world.drop_copies(arenas)
         for lease in self.world.leases.values():
             pools_without = {Tier.HOST: arenas, Tier.DISK: disks}
             if lease.checkpoint and lease.pool in pools_without[lease.checkpoint[0][0]]:
@@ -67,6 +68,7 @@ class RestartRules(LeaseRules, JobRules, TierRules):
         for *_, target, _ in self.world.moves.values():
             self.world.drop_target(target)
         self.world.moves.clear()
+        self.world.forget_copying()
         for lease_id in list(self.stows):
             self.suspend_undone(lease_id)
         for lease_id in list(self.fetches):

@@ -1,5 +1,7 @@
 """Any order of events leaves the device as an independent model says, and its memory readable."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import invariant
@@ -22,6 +24,7 @@ IMAGE_EVERY = 3  # events between two images; they cost as much as all other com
 
 WALKS = 12  # long sequences
 WALK_STEPS = 400  # events in each
+PROMPT_WALKS = 4  # of those that are mostly about cached blocks
 
 
 class AnyOrderOfEvents(
@@ -141,6 +144,10 @@ CALM = {
     "resume": 3,
     "restore": 3,
     "finish_move": 2,
+    "spill": 6,
+    "finish_spill": 3,
+    "promote": 6,
+    "finish_promotion": 2,
     "finish_fetch": 2,
     "abort_fetch": 0.5,
     "end_session": 0.2,
@@ -154,15 +161,39 @@ CALM = {
 """How often a rule is taken compared to the others: sessions live long enough to fill the pool."""
 
 
+PROMPTS = {
+    "prefill": 3,
+    "lease": 1,
+    "seal": 8,
+    "release": 8,
+    "scrub": 4,
+    "lease_with_prefix": 1,
+    "spill": 8,
+    "finish_spill": 8,
+    "promote": 8,
+    "finish_promotion": 8,
+    "create_pool": 1,
+    "open": 0.3,
+}
+"""Likewise, of others 0.1: prompts are computed, let go, evicted and found again."""
+
+
+@pytest.mark.parametrize("seed", range(PROMPT_WALKS))
+def test_a_long_walk_of_prompts_that_come_and_go(seed: int) -> None:
+    walk(AnyOrderOfEvents(), Chance(seed), lambda name: PROMPTS.get(name, 0.1))
+
+
 @pytest.mark.parametrize("seed", range(WALKS))
 def test_a_long_walk_leaves_the_books_right_and_the_memory_readable(seed: int) -> None:
     """Longer than what can be shrunk: pools run full, blocks change tenants, prefixes are evicted."""
-    chance, walker = Chance(seed), AnyOrderOfEvents()
+    walk(AnyOrderOfEvents(), Chance(seed), lambda name: CALM.get(name, 1))
+
+
+def walk(walker: AnyOrderOfEvents, chance: Chance, weight: Callable[[str], float]) -> None:
     walker.begin()
     rules = walker.rules
     for _ in range(WALK_STEPS):
         ready = [each for each in rules if all(holds(walker) for holds in each.preconditions)]
-        weights = [CALM.get(each.function.__name__, 1) for each in ready]
-        chosen = chance.choices(ready, weights)[0]
+        chosen = chance.choices(ready, [weight(each.function.__name__) for each in ready])[0]
         chosen.function(walker, chance=Chance(chance.getrandbits(32)))
         walker.compare()

@@ -9,7 +9,8 @@ from kvd_daemon.core import FetchPlan, StowPlan, Tier
 
 from .driver import Chance, Driver, Refusal, any_lease, anything
 from .quota_rules import Shortage
-from .world import Slot, WorldLease
+from .world import WorldLease
+from .world_parts import Slot
 
 BUDGETS = (0, 20 * 4096, 60 * 4096)  # bytes; a slot of these small blocks is a page
 SLOT = 4096
@@ -55,13 +56,15 @@ class TierRules(Driver):
 
     def full(self, tier: Tier, count: int) -> Refusal:
         budget = self.world.tier_bytes if tier is Tier.HOST else self.world.disk_bytes
-        free = budget - SLOT * sum(place[0] is tier for place in self.world.slots)
+        copied = set(self.world.copies.values())  # those make room
+        free = budget - SLOT * sum(place[0] is tier and place not in copied for place in self.world.slots)
         return e.TierFullError if count * SLOT > max(0, free) else None
 
     def take_slots(self, lease: WorldLease, slots: list[int]) -> None:
         lease.stowed = self.taken(lease.pool, Tier.HOST, slots)
 
     def taken(self, pool: str, tier: Tier, slots: list[int]) -> list[Slot]:
+        self.sync_copies()
         places = [(tier, pool, slot) for slot in slots]
         assert not set(places) & set(self.world.slots), "a slot is taken twice"
         assert len(set(places)) == len(places)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 from kvd import errors as e
 from kvd.policy import Policy, Streaming
-from kvd_daemon.core import Quota, Tier
+from kvd_daemon.core import Quota
+
+from .world_parts import Slot, WorldPin, WorldPromotion, WorldSession, WorldShelved
 
 FREE, LEASED, SEALED, CACHED, QUARANTINED = "free", "leased", "sealed", "cached", "quarantined"
 
@@ -21,18 +23,6 @@ def prefix_hash(text: int, depth: int) -> bytes:
 
 def hashes(text: int, count: int) -> list[bytes]:
     return [prefix_hash(text, depth) for depth in range(count)]
-
-
-Slot = tuple[Tier, str, int]
-"""Tier, pool and number."""
-
-
-@dataclass
-class WorldSession:
-    tenant: str
-    ttl: int
-    expires: int
-    state: str = "active"
 
 
 @dataclass
@@ -60,15 +50,6 @@ class WorldPool:
         for start, count in runs:
             for block in range(start, start + count):
                 self.content.pop(block, None)
-
-
-@dataclass
-class WorldShelved:
-    """Under which key a lease waits, for whom alone, until when."""
-
-    key: str
-    to_session: str
-    expires: int
 
 
 @dataclass
@@ -123,17 +104,6 @@ class WorldLease:
         return "compressing" if self.busy else self.fate
 
 
-@dataclass
-class WorldPin:
-    """A soft one has a session and ends at `expires`."""
-
-    tenant: str
-    pool: str
-    blocks: list[int]
-    session: str = ""
-    expires: int | None = None
-
-
 class World:
     """What should be true of the device; the block ids are the device's own choice."""
 
@@ -150,6 +120,9 @@ class World:
         self.disk_bytes = 0
         self.moves: dict[int, tuple[WorldLease, str, list[Slot], list[Slot], list[int]]] = {}
         self.slots: dict[Slot, list | None] = {}
+        self.copies: dict[tuple[str, str, int, int], Slot] = {}
+        self.spills: dict[int, tuple[str, list[int], list[Slot]]] = {}
+        self.promotions: dict[int, WorldPromotion] = {}
 
     # -- derived ------------------------------------------------------------------------------
 
@@ -188,6 +161,8 @@ class World:
         states = dict.fromkeys(range(1, self.pools[pool].blocks + 1), FREE)
         for block, names in self.holders(pool).items():
             states[block] = SEALED if names else CACHED
+        for promotion in self.promotions.values():
+            states |= dict.fromkeys(promotion.blocks if promotion.pool == pool else [], LEASED)
         for lease in self.leases.values():
             if lease.pool == pool:
                 for block in lease.table[lease.sealed :] + lease.destination:
@@ -201,7 +176,8 @@ class World:
     def held(self, pool: str, tenant: str) -> set[int]:
         """Blocks that leases and pins of the tenant have, alone or together."""
         pins = [pin for pin in self.pins.values() if pin.pool == pool and pin.tenant == tenant]
-        return {block for pin in pins for block in pin.blocks} | {
+        promoted = [x for x in self.promotions.values() if x.pool == pool and x.tenant == tenant]
+        return {block for held in (*pins, *promoted) for block in held.blocks} | {
             block
             for lease in self.leases.values()
             if lease.pool == pool and lease.tenant == tenant
@@ -321,7 +297,22 @@ class World:
         for lease, _, _, target, _ in self.moves.values():
             if lease.pool == name:
                 self.drop_target(target)
+        self.forget_copying(name)
+        self.drop_copies([name])
         return self.pools.pop(name)
+
+    def forget_copying(self, pool: str | None = None) -> None:
+        for spill_id, (name, _, slots) in list(self.spills.items()):
+            if pool in (None, name):
+                self.drop_target(slots)
+                del self.spills[spill_id]
+        for number, promotion in list(self.promotions.items()):
+            if pool in (None, promotion.pool):
+                del self.promotions[number]
+
+    def drop_copies(self, pools: list[str]) -> None:
+        for name in [name for name in self.copies if name[0] in pools]:
+            del self.slots[self.copies.pop(name)]
 
     def drop_target(self, target: list[Slot]) -> None:
         """Of a move that came to nothing; once."""

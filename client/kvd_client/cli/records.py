@@ -35,6 +35,7 @@ _POOL_COUNTS = (
     "leases_suspended",
     "parked_bytes",
     "spilled_bytes",
+    "blocks_copied",
     "wanted_blocks",
     "blocks_pinned",
     "leases_shelved",

@@ -191,11 +191,7 @@ def _facts(pool: Record) -> list[tuple[str, str]]:
         calls, wanted = _plural(pool["waiting_calls"], "call"), _plural(pool["wanted_blocks"], "block")
         facts.append(("waiting", f"{calls} for {wanted}: kvctl tenant list"))
     if pool["parked_bytes"] or pool["spilled_bytes"]:
-        suspended, on_disk = _plural(pool["leases_suspended"], "lease"), pool["spilled_bytes"]
-        disk = f", {show_bytes(on_disk)} on disk" if on_disk else ""
-        facts.append(
-            ("parked", f"{show_bytes(pool['parked_bytes'])} in host memory{disk}; {suspended} suspended")
-        )
+        facts.append(("parked", _parked(pool)))
     if pool["blocks_quarantined"]:
         waiting = _plural(pool["blocks_quarantined"], "block")
         facts.append(("quarantine", f"{waiting} until their writers' processes end: kvctl session list"))
@@ -207,6 +203,16 @@ def _facts(pool: Record) -> list[tuple[str, str]]:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _parked(pool: Record) -> str:
+    parts = [f"{show_bytes(pool['parked_bytes'])} in host memory"]
+    if pool["spilled_bytes"]:
+        parts.append(f"{show_bytes(pool['spilled_bytes'])} on disk")
+    parts.append(f"{_plural(pool['leases_suspended'], 'lease')} suspended")
+    if pool["blocks_copied"]:
+        parts.append(f"{_plural(pool['blocks_copied'], 'cached block')} copied")
+    return ", ".join(parts)
 
 
 def _savings(pool: Record) -> str:

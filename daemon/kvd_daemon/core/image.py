@@ -100,6 +100,10 @@ def capture(device: Device) -> Image:
             "shelf": [lease.lease_id for lease in registry.shelf.values()],
             "tenants": dict(registry.tenants),
             "moves": list(registry.moves.values()),
+            "spills": list(registry.spills.values()),
+            "promotions": list(registry.promotions.values()),
+            "copy_names": [list(name) for name in registry.copies],
+            "copies": list(registry.copies.values()),
             "last_move_id": registry.last_move_id,
             "tiers": {tier.value: arena.budget_bytes for tier, arena in registry.arenas.items()},
             "quotas": {"default": quotas.default, "own": dict(quotas.own), "held": dict(quotas.held)},
@@ -244,6 +248,16 @@ def _restore_slots(registry: Registry, plain: Mapping[str, Any]) -> None:
     for move in plain.get("moves", []):
         registry.moves[move.move_id] = move
         registry.arenas[move.tier].claim(registry.pools[move.pool], move.slots)
+    for spill in plain.get("spills", []):
+        registry.spills[spill.spill_id] = spill
+        registry.arenas[Tier.HOST].claim(registry.pools[spill.pool], spill.slots)
+    for promotion in plain.get("promotions", []):
+        registry.promotions[promotion.promotion_id] = promotion
+    for (pool, tenant, prefix_hash), copy in zip(
+        plain.get("copy_names", []), plain.get("copies", []), strict=True
+    ):
+        registry.copies[pool, tenant, prefix_hash] = copy
+        registry.arenas[Tier.HOST].claim(registry.pools[pool], np.array([copy.slot], np.int32))
     for lease in registry.leases.values():
         for tier, slots in lease.slots():
             registry.arenas[tier].claim(registry.pool_of(lease), slots)

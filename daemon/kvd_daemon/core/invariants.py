@@ -9,7 +9,7 @@ from kvd.policy import Streaming
 
 from .blocks import NULL_BLOCK, BlockState
 from .lease import Compacting, Ending, Lease, LeaseState, Lending, Scrubbing
-from .parked import Fetching
+from .parked import Fetching, Promotion, Tier
 from .pins import Pin
 from .pool import Pool
 from .registry import Registry
@@ -36,7 +36,10 @@ def check(registry: Registry, memory_bytes: int) -> None:
             _hold(lease_id in registry.leases, f"session {session.session_id} owns unknown lease {lease_id}")
     for pool in registry.pools.values():
         leases = [registry.leases[lease_id] for lease_id in pool.leases]
-        _check_states(pool, leases, [pin for pin in registry.pins.values() if pin.pool == pool.name])
+        promoted = [each for each in registry.promotions.values() if each.pool == pool.name]
+        _check_states(
+            pool, leases, promoted, [pin for pin in registry.pins.values() if pin.pool == pool.name]
+        )
         _check_free(pool)
         _check_prefixes(pool)
         _check_holdings(registry, pool, leases)
@@ -56,6 +59,9 @@ def _check_holdings(registry: Registry, pool: Pool, leases: list[Lease]) -> None
     """What tenants hold follows from their leases and from the sealed blocks that have holders."""
     held: Counter[int] = Counter()
     nameless: dict[int, int] = {}
+    for promotion in registry.promotions.values():
+        if promotion.pool == pool.name:
+            held[promotion.tenant] += promotion.blocks.size
     for lease in leases:
         tenant = registry.tenants[lease.tenant]
         held[tenant] += len(_own_blocks(lease))
@@ -146,7 +152,7 @@ def _check_pin(registry: Registry, pin: Pin) -> None:
     _hold(listed_pins == soft, "a session has a pin that is no more")
 
 
-def _check_states(pool: Pool, leases: list[Lease], pins: list[Pin]) -> None:
+def _check_states(pool: Pool, leases: list[Lease], promoted: list[Promotion], pins: list[Pin]) -> None:
     """Every block's state follows from who has it."""
     expected = np.full(pool.blocks_total, BlockState.FREE, np.uint8)
     expected[NULL_BLOCK] = BlockState.NULL
@@ -159,6 +165,9 @@ def _check_states(pool: Pool, leases: list[Lease], pins: list[Pin]) -> None:
         expected[own] = BlockState.QUARANTINED if fenced else BlockState.LEASED
         holders[lease.sealed] += 1
         holders[_copied(lease)] += 1
+    for promotion in promoted:
+        writers.update(promotion.blocks.tolist())
+        expected[promotion.blocks] = BlockState.LEASED
     for pin in pins:
         holders[pin.blocks] += 1
     expected[np.flatnonzero(holders)] = BlockState.SEALED
@@ -200,6 +209,11 @@ def _check_slots(registry: Registry) -> None:
                 found.setdefault(lease.pool, []).extend(slots.tolist())
         for move in [move for move in registry.moves.values() if move.tier is tier]:
             found.setdefault(move.pool, []).extend(move.slots.tolist())
+        if tier is Tier.HOST:
+            for (name, _, _), copy in registry.copies.items():
+                found.setdefault(name, []).append(copy.slot)
+            for spill in registry.spills.values():
+                found.setdefault(spill.pool, []).extend(spill.slots.tolist())
         expected = {pool: set(slots) for pool, slots in found.items() if slots}
         _hold(
             sum(map(len, found.values())) == sum(map(len, expected.values())),

@@ -5,6 +5,7 @@ Nobody waits for that but who wants it back. Until a move is finished everything
 
 from dataclasses import replace
 
+from .copies import take_slots
 from .fetching import lose_parked
 from .lease import Lease
 from .parked import Fetching, Move, Parked, Tier
@@ -21,7 +22,9 @@ def begin_move(registry: Registry, lease_id: int, is_checkpoint: bool, tier: Tie
     parked = parcel(lease, is_checkpoint)
     assert parked is not None, f"lease {lease_id} has no such thing to move"
     assert parked.tier is not tier, "it is there"
-    slots = registry.arenas[tier].take(registry.pool_of(lease), parked.slots.size)
+    pool, count = registry.pool_of(lease), parked.slots.size
+    on_disk = tier is Tier.DISK
+    slots = registry.arenas[tier].take(pool, count) if on_disk else take_slots(registry, pool, count)
     registry.last_move_id += 1
     move = Move(registry.last_move_id, lease.pool, lease_id, is_checkpoint, parked, tier, slots)
     registry.moves[move.move_id] = move

@@ -1,5 +1,6 @@
 """What lies in slots of a tier instead of blocks, and the jobs that move it there and back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from .free_runs import IntArray
 
 Checksums = np.ndarray[tuple[int], np.dtype[Any]]
-"""uint32 [slots], CRC-32 of what each slot holds."""
+"""uint32 [slots], CRC-32 of what each slot holds; or other numbers of 32 bits."""
 
 
 class Tier(StrEnum):
@@ -61,3 +62,40 @@ class Fetching:
 
     destination: IntArray
     restores: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Of a block that was sealed under a name: what came before it, and where it lies."""
+
+    parent_hash: bytes
+    slot: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spill:
+    """The kernel worker copies blocks of these names into `slots`; `generations` tell whether they stay."""
+
+    spill_id: int
+    pool: str
+    tenants: Sequence[int]
+    hashes: Sequence[bytes]
+    parents: Sequence[bytes]
+    blocks: IntArray
+    generations: Checksums
+    slots: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Promotion:
+    """The kernel worker copies slots into `blocks`, to be cached under these names, in sequence order."""
+
+    promotion_id: int
+    pool: str
+    tenant: int
+    hashes: Sequence[bytes]
+    parents: Sequence[bytes]
+    blocks: IntArray
+    slots: IntArray
+    checksums: Checksums

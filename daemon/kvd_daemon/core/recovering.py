@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import handing, pinning
+from .copies import drop_copies, forget_pool
 from .ending import end_session, unshelve
 from .fetching import abort_fetch, lose_parked
 from .jobs import abort
@@ -53,6 +54,8 @@ def recover(registry: Registry, now_ns: int, grace_ns: int, losses: Losses) -> R
     for session_id in losses.sessions:
         end_session(registry, registry.known_session(session_id))
     forget_moves(registry)
+    forget_pool(registry)
+    drop_copies(registry, losses.arenas)
     lost += _lose_slots(registry, Tier.HOST, losses.arenas)
     lost += _lose_slots(registry, Tier.DISK, losses.disks)
     pools = [registry.pool(name) for name in losses.pools]
@@ -103,6 +106,7 @@ def _lose_slots(registry: Registry, tier: Tier, pools: Sequence[str]) -> list[Le
 
 def _lose(registry: Registry, pool: Pool) -> list[Lease]:
     """The pool is no more. Its leases hold nothing; until they are released they say why."""
+    forget_pool(registry, pool.name)
     leases = [registry.leases[lease_id] for lease_id in sorted(pool.leases)]
     lost = [lease for lease in leases if lease.fate in LIVE]
     for lease in leases:

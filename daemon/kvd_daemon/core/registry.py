@@ -24,7 +24,7 @@ from kvd.limits import MAX_TOKENS_PER_LEASE
 from .fences import Fences
 from .lease import Lease, LeaseState
 from .limits import MAX_POSITION, MAX_TENANTS, Limits
-from .parked import Move, Tier
+from .parked import Copy, Move, Promotion, Spill, Tier
 from .pins import Pin
 from .pool import Pool
 from .quotas import Quotas
@@ -52,6 +52,10 @@ class Registry:
         self.arenas = {tier: Arena(tier) for tier in Tier}
         self.moves: dict[int, Move] = {}
         self.last_move_id = 0
+        self.copies: dict[tuple[str, int, bytes], Copy] = {}
+        """Of cached blocks, by pool, tenant and hash, the least recently used first."""
+        self.spills: dict[int, Spill] = {}
+        self.promotions: dict[int, Promotion] = {}
 
     def pool(self, name: str) -> Pool:
         if name not in self.pools:

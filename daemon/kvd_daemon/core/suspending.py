@@ -11,6 +11,7 @@ import numpy as np
 from kvd.errors import InvalidArgumentError
 
 from .blocks import BlockState
+from .copies import take_slots
 from .free_runs import NO_BLOCKS, IntArray
 from .jobs import end_job
 from .lease import BlockTable, Lease, LeaseState
@@ -27,7 +28,7 @@ def begin_suspend(registry: Registry, session: Session, progress: Progress) -> S
     if lease.scratch:
         raise InvalidArgumentError("a scratch lease holds queries of one call; release it instead")
     source = stowed_blocks(lease, progress.length)
-    slots = registry.arenas[Tier.HOST].take(registry.pool_of(lease), source.size)
+    slots = take_slots(registry, registry.pool_of(lease), source.size)
     commit(lease, progress)
     lease.job = Stowing(slots)
     return StowPlan(lease, source, slots)

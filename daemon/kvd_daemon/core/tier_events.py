@@ -1,10 +1,10 @@
 """The part of `Device` about what lies in slots of a tier instead of blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from . import fetching, moving, suspending
+from . import copies, fetching, moving, suspending
 from .lease import Lease
-from .parked import Move, Tier
+from .parked import Copy, Move, Promotion, Spill, Tier
 from .pool import Pool
 from .quotas import Need
 from .registry import Registry
@@ -94,3 +94,50 @@ class TierEvents:
     def abort_fetch(self, lease_id: int, lost: bool) -> Lease:
         """Not lost: it is as before. Lost: what was parked is damaged or gone, so is a suspended lease."""
         return fetching.abort_fetch(self._registry, lease_id, lost)
+
+    @property
+    def copied_bytes(self) -> int:
+        """What copies of cached blocks take of the host tier, and would give for what leases park."""
+        return copies.copied_bytes(self._registry)
+
+    @property
+    def copies(self) -> Mapping[tuple[str, int, bytes], Copy]:
+        """Of cached blocks, by pool, tenant and hash."""
+        return self._registry.copies
+
+    def copyable(self, pool: str) -> bool:
+        """Whether `begin_spill` would find something; changes nothing."""
+        return copies.copyable(self._registry, self._registry.pool(pool))
+
+    def begin_spill(self, pool: str, count: int) -> Spill | None:
+        """Plan to copy up to `count` cached blocks, which stay as they are; None if there are none."""
+        return copies.begin_spill(self._registry, self._registry.pool(pool), count)
+
+    def finish_spill(self, spill_id: int, checksums: Sequence[int]) -> int:
+        """The slots hold their bytes, unless they became others meanwhile; how many copies there are more."""
+        return copies.finish_spill(self._registry, spill_id, checksums)
+
+    def abort_spill(self, spill_id: int) -> None:
+        """They do not."""
+        copies.abort_spill(self._registry, spill_id)
+
+    def missing(self, session_id: str, pool: str, hashes: Sequence[bytes]) -> int:
+        """How many of `hashes` `begin_promotion` would bring back; changes nothing. Raises as `match`."""
+        session = self._registry.live_session(session_id)
+        return len(copies.missing(self._registry, session, self._registry.pool(pool), hashes))
+
+    def begin_promotion(self, session_id: str, pool: str, hashes: Sequence[bytes]) -> Promotion | None:
+        """Plan to bring back those of `hashes` that follow what is in blocks, and have copies.
+
+        Raises what `match` does, PoolExhaustedError, QuotaExceededError.
+        """
+        session = self._registry.live_session(session_id)
+        return copies.begin_promotion(self._registry, session, self._registry.pool(pool), hashes)
+
+    def finish_promotion(self, promotion_id: int, damaged: Sequence[int]) -> int:
+        """Its blocks hold the bytes, but for those of damaged slots: how many are cached."""
+        return copies.finish_promotion(self._registry, promotion_id, damaged)
+
+    def abort_promotion(self, promotion_id: int) -> None:
+        """They do not."""
+        copies.abort_promotion(self._registry, promotion_id)

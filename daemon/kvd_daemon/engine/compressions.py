@@ -112,7 +112,7 @@ class Compressions:
     async def _stow(self, plan: CompressPlan) -> Checksums:
         """The checkpoint, before anything moves."""
         try:
-            return await self._copying.stow(plan.lease, plan.source, plan.slots)
+            return await self._copying.stow(plan.lease.pool, plan.source, plan.slots)
         except KvdError:
             self._device.abort_compress(plan.lease.lease_id, lost=False)
             raise

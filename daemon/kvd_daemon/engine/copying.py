@@ -1,9 +1,8 @@
 """Blocks to slots of the host tier and back, by the kernel worker."""
 
 from kvd.errors import KernelWorkerUnavailableError
-from kvd_daemon.core import Device, Lease, Pool
+from kvd_daemon.core import Device, Pool
 from kvd_daemon.core.free_runs import IntArray
-from kvd_daemon.core.parked import Parked
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError
 from kvd_daemon.kernel.messages import Checksums, Done, Fetch, Request, Stow
 
@@ -21,17 +20,20 @@ class Copying:
         self._kernel = kernel
         self._arenas = arenas
 
-    async def stow(self, lease: Lease, source: IntArray, slots: IntArray) -> Checksums:
+    async def stow(self, pool: str, source: IntArray, slots: IntArray) -> Checksums:
         """Checksums of what is in the slots. Raises KernelWorkerUnavailableError, DeviceUnavailableError."""
-        pool = self._device.pools[lease.pool]
-        done = await self._copy(pool, Stow(pool.pool_id, source, slots), slots.size)
+        found = self._device.pools[pool]
+        done = await self._copy(found, Stow(found.pool_id, source, slots), slots.size)
         return done.checksums
 
-    async def fetch(self, lease: Lease, parked: Parked, destination: IntArray) -> int:
-        """How many slots are damaged; all others are in their blocks. Raises as `stow`."""
-        pool = self._device.pools[lease.pool]
-        job = Fetch(pool.pool_id, parked.slots, destination, parked.checksums)
-        return (await self._copy(pool, job, parked.slots.size)).damaged.size
+    async def fetch(
+        self, pool: str, slots: IntArray, destination: IntArray, checksums: Checksums
+    ) -> list[int]:
+        """Indices of damaged slots; all others are in their blocks. Raises as `stow`."""
+        found = self._device.pools[pool]
+        job = Fetch(found.pool_id, slots, destination, checksums)
+        damaged: list[int] = (await self._copy(found, job, slots.size)).damaged.tolist()
+        return damaged
 
     async def _copy(self, pool: Pool, job: Request, count: int) -> Done:
         if not count:

@@ -21,6 +21,7 @@ from kvd_daemon.settings import Settings
 
 from .admission import Admission
 from .arenas import Arenas, Place
+from .caching import Caching
 from .call_limits import CallLimits
 from .compressions import Compressions
 from .copying import Copying
@@ -112,6 +113,7 @@ class Engine:
         self.sharing = Sharing(self.device, self.gate, exhaustion)
         copying = Copying(self.device, self._kernel, self._arenas[Tier.HOST])
         spilling = self.spilling = Spilling(self.device, self._arenas, self._disk, self.spawn)
+        self.caching = Caching(self.device, copying, self.gate, self.spawn)
         self.compressions = Compressions(
             self.device, self._kernel, exhaustion, self.revocations, copying, spilling
         )
@@ -182,6 +184,7 @@ class Engine:
             self.sessions.expire()
             self.sharing.tick()
             self.handing.tick()
+            self.caching.tick()
             self.admission.tick()
 
     async def _check_when_idle(self) -> None:

@@ -81,7 +81,7 @@ class Parking:
 
     async def _stow(self, plan: StowPlan) -> Checksums:
         try:
-            return await self._copying.stow(plan.lease, plan.source, plan.slots)
+            return await self._copying.stow(plan.lease.pool, plan.source, plan.slots)
         except KvdError:
             self._device.abort_suspend(plan.lease.lease_id)
             raise
@@ -118,13 +118,13 @@ class Parking:
         lease, parked = plan.lease, plan.parked
         restores = lease.checkpoint is parked
         try:
-            damaged = await self._copying.fetch(lease, parked, plan.destination)
+            damaged = await self._copying.fetch(lease.pool, parked.slots, plan.destination, parked.checksums)
         except KvdError:
             self._device.abort_fetch(lease.lease_id, lost=False)
             raise
         if damaged:
             self._device.abort_fetch(lease.lease_id, lost=True)
-            blocks = f"{damaged} of {parked.slots.size} blocks"
+            blocks = f"{len(damaged)} of {parked.slots.size} blocks"
             raise _checkpoint_lost(lease, blocks) if restores else _lease_lost(lease, blocks)
 
 

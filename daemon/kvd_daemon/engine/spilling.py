@@ -56,20 +56,25 @@ class Spilling:
         """That is the newest parcel."""
         self._line.pop((lease_id, is_checkpoint), None)
         self._line[lease_id, is_checkpoint] = None
-        host = self._device.arenas[Tier.HOST]
-        if self._disk is not None and host.used_bytes > HIGH_WATER * host.budget_bytes:
+        if self._disk is not None and self._is_high():
             self._spawn(self._relieve())
 
     async def _relieve(self) -> None:
-        host = self._device.arenas[Tier.HOST]
-        await self._demote_while(lambda: host.used_bytes > HIGH_WATER * host.budget_bytes)
+        await self._demote_while(self._is_high)
+
+    def _is_high(self) -> bool:
+        return self._parked_bytes() > HIGH_WATER * self._device.arenas[Tier.HOST].budget_bytes
+
+    def _parked_bytes(self) -> int:
+        """Copies of cached blocks make room by themselves."""
+        return self._device.arenas[Tier.HOST].used_bytes - self._device.copied_bytes
 
     async def make_room(self, pool: Pool, slots: int, reserve: bool = True) -> None:
         """Until the host tier has so many free slots for `pool`, or cannot have them."""
         host = self._device.arenas[Tier.HOST]
         wanted = slots * slot_bytes(pool.spec)
         if self._disk is not None and wanted <= host.budget_bytes:
-            await self._demote_while(lambda: host.used_bytes + wanted > host.budget_bytes, reserve)
+            await self._demote_while(lambda: self._parked_bytes() + wanted > host.budget_bytes, reserve)
 
     async def room_for(self, lease_id: int) -> None:
         """As `make_room`, for all that lease has in blocks."""

@@ -29,6 +29,8 @@ TAKES = {
         "begin_resume",
         "begin_restore",
         "begin_move",
+        "begin_spill",
+        "begin_promotion",
     ),
 }
 """Events that may be refused when the journal has no room; all others end something, or tell what is so."""

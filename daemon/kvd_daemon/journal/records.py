@@ -28,6 +28,8 @@ READS = {
     "needs_of_resume",
     "needs_of_restore",
     "leading",
+    "missing",
+    "copyable",
 }  # methods that change nothing
 EVENTS: dict[str, Callable[..., Any]] = {
     name: method
@@ -120,6 +122,7 @@ _DIGESTS: dict[type[Any], Callable[[Any, int], int]] = {
     Session: lambda session, before: _digest_of_text((session.session_id, session.renewed_ns), before),
     Pool: lambda pool, before: _digest_of_text((pool.name, pool.pool_id, pool.counts), before),
     Tier: _digest_of_text,
+    bytes: crc32,
     np.ndarray: lambda array, before: crc32(array.tobytes(), before),
     **dict.fromkeys((bool, int, str, type(None)), _digest_of_text),
     **dict.fromkeys((Dense, Streaming, SnapKV, Dual, H2O, Span, KeyDiff, ExpectedAttention), _digest_of_text),

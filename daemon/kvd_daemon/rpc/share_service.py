@@ -27,6 +27,7 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
     @answered
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchResponse:
         opened = self.engine.sessions.by_token(request.session_token)
+        await self.engine.caching.promoted(opened, request.pool, list(request.prefix_hashes))
         return await once(self.engine, opened, request, lambda: self._match(opened, request))
 
     def _match(self, opened: OpenSession, request: pb.MatchRequest) -> pb.MatchResponse:

@@ -87,6 +87,7 @@ def pool_status(engine: Engine, pool: Pool) -> pb.PoolStatus:
         leases_suspended=sum(lease.fate is LeaseState.SUSPENDED for lease in leases),
         parked_bytes=engine.parking.parked_bytes(pool),
         spilled_bytes=engine.parking.spilled_bytes(pool),
+        blocks_copied=sum(name[0] == pool.name for name in engine.device.copies),
         blocks_pinned=np.unique(np.concatenate(pinned)).size if pinned else 0,
     )
 

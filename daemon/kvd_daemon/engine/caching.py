@@ -1,0 +1,105 @@
+"""Cached blocks have copies in the host tier before they are evicted, and come back for who asks for them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from kvd.errors import ExhaustedError, KvdError, UnavailableError
+from kvd_daemon.access.gate import Gate
+from kvd_daemon.core import Pool, Tier
+from kvd_daemon.core.blocks import BlockState
+from kvd_daemon.core.parked import Promotion
+from kvd_daemon.journal import RecordingDevice
+
+from .copying import Copying
+from .sessions import OpenSession
+
+FREE_SHARE = 4  # of a pool: when less than a quarter of it is free, cached blocks will be evicted soon
+SPILLED_AT_ONCE = 256  # blocks; some ten milliseconds between two jobs that somebody waits for
+PAUSE_S = 1.0  # after nothing was left to copy; each look costs a sort of the cached blocks
+LOG = logging.getLogger("kvd.tiers")
+
+
+class Caching:
+    """Of one device."""
+
+    def __init__(
+        self,
+        device: RecordingDevice,
+        copying: Copying,
+        gate: Gate,
+        spawn: "Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]",
+    ) -> None:
+        self._device = device
+        self._copying = copying
+        self._gate = gate
+        self._spawn = spawn
+        self._spilling: asyncio.Task[None] | None = None
+        self._promoting = asyncio.Lock()
+        self._pause_until = 0.0
+
+    def tick(self) -> None:
+        """Now and then: what will be evicted soon is copied."""
+        idle = self._spilling is None or self._spilling.done()
+        if idle and time.monotonic() >= self._pause_until and self._device.arenas[Tier.HOST].budget_bytes:
+            pressed = [pool.name for pool in self._device.pools.values() if _is_pressed(pool)]
+            if pressed:
+                self._spilling = self._spawn(self._spill(pressed))
+
+    async def _spill(self, pools: Sequence[str]) -> None:
+        for name in pools:
+            try:
+                while name in self._device.pools and await self._spilled_some(name):
+                    pass
+            except KvdError as error:
+                LOG.warning("pool %s: cached blocks are not copied for now: %s", name, error)
+        self._pause_until = time.monotonic() + PAUSE_S
+
+    async def _spilled_some(self, name: str) -> bool:
+        """Whether there may be more. What changes nothing is in no journal."""
+        if not self._device.copyable(name):
+            return False
+        spill = self._device.begin_spill(name, SPILLED_AT_ONCE)
+        if spill is None:
+            return False
+        try:
+            checksums = await self._copying.stow(name, spill.blocks, spill.slots)
+        except KvdError:
+            self._device.abort_spill(spill.spill_id)
+            raise
+        return self._device.finish_spill(spill.spill_id, checksums.tolist()) > 0
+
+    async def promoted(self, opened: OpenSession, pool: str, hashes: Sequence[bytes]) -> None:
+        """What can be brought back of that prefix is cached again, if there is room. Raises as `match`.
+
+        What is damaged is not there: whoever asks computes it again.
+        """
+        if not self._device.copies or not hashes:
+            return
+        self._gate.pools.require(opened.session.tenant, pool)
+        async with self._promoting:
+            if not self._device.missing(opened.session_id, pool, hashes):
+                return
+            try:
+                promotion = self._device.begin_promotion(opened.session_id, pool, hashes)
+                if promotion is not None:
+                    await self._fetch(promotion)
+            except (ExhaustedError, UnavailableError) as error:
+                LOG.info("pool %s: a prefix stays in the host tier: %s", pool, error)
+
+    async def _fetch(self, promotion: Promotion) -> None:
+        try:
+            damaged = await self._copying.fetch(
+                promotion.pool, promotion.slots, promotion.blocks, promotion.checksums
+            )
+        except KvdError:
+            self._device.abort_promotion(promotion.promotion_id)
+            raise
+        self._device.finish_promotion(promotion.promotion_id, damaged)
+
+
+def _is_pressed(pool: Pool) -> bool:
+    cached = pool.blocks.count(BlockState.CACHED)
+    return cached > 0 and pool.free_runs.count * FREE_SHARE < pool.blocks_total
