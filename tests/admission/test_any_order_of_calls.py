@@ -83,7 +83,8 @@ class AnyOrderOfCalls(RuleBasedStateMachine):
             lease for lease in self.idle() if (lease.session_id, lease.pool) == (first.session_id, first.pool)
         ]
         if mates:
-            self.call(chance, chance.randint(0, 8), chance.sample(mates, min(len(mates), 2)), False)
+            growing = chance.sample(mates, min(len(mates), 2))
+            self.call(chance, chance.randint(0, 8), growing, all(lease.scratch for lease in growing))
 
     def call(self, chance: random.Random, blocks: int, growing: list[Lease], scratch: bool) -> None:
         who = growing[0].session_id if growing else chance.choice(SESSIONS)

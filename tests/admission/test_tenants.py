@@ -83,6 +83,7 @@ def test_what_is_guaranteed_to_others_stays_free(
             "sessions": 0,
             "waiting_calls": 0,
             "pin_blocks": 7,
+            "pinned_blocks": 0,
         }
         assert (shown[ME]["blocks"], shown[ME]["leases"], shown[ME]["sessions"]) == (22, 1, 1)
 

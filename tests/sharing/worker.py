@@ -105,7 +105,7 @@ class Desk:
         if method == "streaming":
             held.compress(kvd_client.Streaming(sinks=4, window=28))
         elif method == "expected":
-            held.compress(kvd_client.ExpectedAttention(window=8, keep=0.25), queries=queries)
+            held.compress(kvd_client.ExpectedAttention(recent=8, keep=0.25), queries=queries)
         elif method == "h2o":
             held.compress(kvd_client.H2O(sinks=4, recent=8, keep=0.25), queries=queries)
         else:

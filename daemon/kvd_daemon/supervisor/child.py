@@ -43,6 +43,7 @@ class Child:
         In a process group of its own: Ctrl-C in a terminal is for the supervisor. Raises OSError.
         """
         environment = {name: value for name, value in os.environ.items() if name not in NOT_FOR_CHILDREN}
+        environment.setdefault("GRPC_VERBOSITY", "ERROR")  # a connection that ends is no news for operators
         pid = os.posix_spawn(
             sys.executable,
             [sys.executable, "-m", module, *arguments],
