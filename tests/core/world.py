@@ -291,6 +291,9 @@ class World:
 
     def drop_pins(self, session: str) -> None:
         self.pins = {pin_id: pin for pin_id, pin in self.pins.items() if pin.session != session}
+        for lease in list(self.shelf().values()):
+            if lease.shelved.to_session == session:
+                self.forget(lease)
 
     def drop_pool(self, name: str) -> WorldPool:
         self.pins = {pin_id: pin for pin_id, pin in self.pins.items() if pin.pool != name}

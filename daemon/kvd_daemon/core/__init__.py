@@ -11,7 +11,7 @@ from .pins import Pin
 from .pool import Pool
 from .quotas import UNLIMITED, Need, Quota
 from .recovering import Losses, Recovered
-from .resting import can_give, is_compressible
+from .resting import can_give, could_be_compressible
 from .results import (
     Change,
     Compressed,
@@ -74,7 +74,7 @@ __all__ = [
     "Tier",
     "Unchanged",
     "can_give",
+    "could_be_compressible",
     "ids_of",
-    "is_compressible",
     "runs_of",
 ]

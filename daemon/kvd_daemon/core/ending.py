@@ -34,8 +34,11 @@ def release(registry: Registry, session: Session, lease_ids: Sequence[int]) -> R
 
 
 def end_session(registry: Registry, session: Session) -> Reclaimed:
-    """Forget the session; its leases end now, busy ones as soon as their job has ended. Its pins end too."""
-    _drop_pins(registry, session)
+    """Forget the session; its leases end now, busy ones as soon as their job has ended.
+
+    Its pins end too, and what waits for it alone to be adopted: its publisher has given it away.
+    """
+    _drop_promises(registry, session)
     del registry.sessions[session.session_id]
     leases = list(session.leases.values())
     busy = [lease for lease in leases if lease.job is not None]
@@ -53,7 +56,7 @@ def expire(registry: Registry, now_ns: int) -> list[Lease]:
         if session.state is SessionState.EXPIRED or not session.is_over(now_ns):
             continue
         session.state = SessionState.EXPIRED
-        _drop_pins(registry, session)
+        _drop_promises(registry, session)
         for lease in session.leases.values():
             lease.ending = lease.ending or Ending.EXPIRE
             registry.fences.show(lease)
@@ -62,9 +65,12 @@ def expire(registry: Registry, now_ns: int) -> list[Lease]:
     return expired
 
 
-def _drop_pins(registry: Registry, session: Session) -> None:
+def _drop_promises(registry: Registry, session: Session) -> None:
     for pin in list(session.pins.values()):
         pinning.drop(registry, pin)
+    for lease in list(registry.shelf.values()):
+        if lease.shelved is not None and lease.shelved.to_session == session.session_id:
+            unshelve(registry, lease)
 
 
 def revoke(registry: Registry, lease_id: int) -> Revoked:

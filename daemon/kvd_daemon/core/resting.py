@@ -47,7 +47,12 @@ def can_give(lease: Lease) -> bool:
 
 def is_compressible(lease: Lease) -> bool:
     """Whether its worker wants it pruned when blocks are short, and there is something to prune."""
-    return not lease.streams and 0 < lease.floor < lease.length
+    return could_be_compressible(lease) and lease.floor < lease.length
+
+
+def could_be_compressible(lease: Lease) -> bool:
+    """The same as far as its blocks tell: its worker may have filled them and not said so yet."""
+    return not lease.streams and 0 < lease.floor < lease.capacity
 
 
 def begin_press(registry: Registry, lease_id: int, policy: Policy) -> CompressPlan | Unchanged:

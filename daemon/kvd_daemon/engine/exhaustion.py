@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from kvd.errors import KvdError, PoolExhaustedError, QuotaExceededError
-from kvd_daemon.core import Device, LeaseState, is_compressible
+from kvd_daemon.core import Device, LeaseState, could_be_compressible
 
 from .events import Compressible, Pressure
 from .sessions import OpenSession
@@ -83,11 +83,11 @@ class Exhaustion:
 
 
 def _compressible(opened: OpenSession, pool: str) -> tuple[Compressible, ...]:
-    """Its leases that may be pruned and do not rest: only their worker can."""
+    """Its leases that may be pruned and do not rest: only their worker can, and it knows their length."""
     return tuple(
         Compressible(lease.lease_id, lease.floor)
         for lease in opened.session.leases.values()
-        if lease.pool == pool and lease.fate is LeaseState.ACTIVE and is_compressible(lease)
+        if lease.pool == pool and lease.fate is LeaseState.ACTIVE and could_be_compressible(lease)
     )
 
 
