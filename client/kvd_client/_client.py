@@ -72,14 +72,13 @@ class Client:
         `Pool.blocks` tells it, and a KvdWarning where it is not `blocks`. To resize it, drop it first.
 
         read_only=True attaches for reading alone: this process cannot write the pool's bytes by mistake, and
-        whatever would
-        lease blocks or change what a lease holds is a ReadOnlyError. `Pool.adopt` works: read what was
-        published, then publish it again or release it. A GPU's memory by cuIpc handles cannot be mapped so
-        (GpuHandleError).
+        whatever would lease blocks or change what a lease holds is a ReadOnlyError. `Pool.adopt` works: read
+        what was published, then publish it again or release it. A GPU's memory by cuIpc handles cannot be
+        mapped so (GpuHandleError).
 
-        `spec` may be left out to attach to whatever is there. Raises PoolMismatchError (its text and its
-        metadata `fields` name what differs), PoolNotFoundError, DeviceFullError, LimitExceededError,
-        UnavailableError, DeadlineExceededError.
+        `spec` may be left out to attach to whatever is there. Asks the daemon. Raises PoolMismatchError (its
+        text and its metadata `fields` name what differs), PoolNotFoundError, DeviceFullError,
+        LimitExceededError, UnavailableError, DeadlineExceededError.
         """
         session = self._session
         name, blocks = pool_name(name), whole("blocks", blocks, 0, MAX_BLOCKS_PER_POOL - 1)
@@ -149,7 +148,7 @@ class Client:
         return pool
 
     def close(self) -> None:
-        """Release all leases and end the session. Harmless twice and in a forked child."""
+        """Release all leases and end the session. Asks the daemon. Harmless twice and in a forked child."""
         self._session.close()
 
     def __enter__(self) -> "Client":

@@ -270,7 +270,7 @@ class Lease(Parkable, Restable):
     def transfer(self, session_id: str, ttl: float = DEFAULT_SHELF_TTL_S) -> None:
         """`publish` for one session alone (`Client.session_id` there), which is told: `Client.offers`.
 
-        Raises ReceiverNotFoundError.
+        Asks the daemon. Raises ReceiverNotFoundError.
         """
         give(self, "", shelf_name("session_id", session_id), seconds("ttl", ttl))
 
@@ -321,7 +321,7 @@ class Lease(Parkable, Restable):
 
     def observe(self, queries: Any, row_lse: Any = None, timeout: float | None = None) -> int:
         """Add the attention of the last tokens' queries to the running scores that H2O ranks by; the number
-        of slots that have scores now. Arguments and errors as for `compress`."""
+        of slots that have scores now. Asks the daemon. Arguments and errors as for `compress`."""
         request = pb.ObserveRequest(request_id=new_request_id())
         if queries is None:
             raise InvalidArgumentError("queries=None; those of the tokens to observe are needed")

@@ -68,7 +68,10 @@ class LeaseWish:
         whole("lease_ahead", self.lease_ahead, 0, MAX_LEASE_AHEAD)
         whole("floor", self.floor, 0, MAX_TOKENS_PER_LEASE)
         policy_to_proto(self.policy)
-        if not isinstance(self.prefix, Match):
+        awaited = getattr(self.prefix, "sync", None)
+        if isinstance(awaited, Match):  # of kvd_client.aio, which unwraps a call's arguments alone
+            object.__setattr__(self, "prefix", awaited)
+        elif not isinstance(self.prefix, Match):
             object.__setattr__(self, "prefix", tuple(prefix_hashes("prefix", self.prefix)))
 
     def to_proto(self) -> pb.LeaseItem:
@@ -245,7 +248,10 @@ class Pool:
         self.session.call(self.session.share_service.Unpin, request, self.check)
 
     def lease_many(self, wishes: Sequence[LeaseWish], wait: float = 0.0) -> list[Lease]:
-        """Lease for several sequences, all or none, in one call. `wait` and errors as of `lease`."""
+        """Lease for several sequences, all or none, in one call. Asks the daemon.
+
+        `wait` and errors as of `lease`.
+        """
         self.check_writable()
         wait_s = wait_seconds(wait)
         wishes = listed("wishes", wishes, WISHES)
@@ -279,7 +285,10 @@ class Pool:
         return self.adopt_state(policy_from_proto(answer.policy), lease_ahead, answer.lease)
 
     def extend_many(self, leases: Sequence[Lease], tokens: Sequence[int], wait: float = 0.0) -> list[Slots]:
-        """`Lease.extend` for several leases, all or none, in at most one call: one number for each."""
+        """`Lease.extend` for several leases, all or none, in at most one call: one number for each.
+
+        Asks the daemon only where blocks are missing.
+        """
         self.check_writable()
         wait_s = wait_seconds(wait)
         leases = self._own(leases)
@@ -300,7 +309,7 @@ class Pool:
             ]
 
     def release_many(self, leases: Sequence[Lease]) -> None:
-        """`Lease.release` for several leases, in one call."""
+        """`Lease.release` for several leases, in one call. Asks the daemon."""
         leases = self._own(leases)
         if self.session.is_foreign:
             return
@@ -355,7 +364,7 @@ class Pool:
         self.session.release_orphans()
 
     def close(self) -> None:
-        """Release the leases made through this. Harmless twice and in a forked child."""
+        """Release the leases made through this. Asks the daemon. Harmless twice and in a forked child."""
         if self.session.is_foreign or self._gone is not None:
             return
         self.release_many(list(self._leases))

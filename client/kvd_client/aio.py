@@ -9,6 +9,9 @@
 
 On a GPU, `await pool.wait_for(stream)` before a commit: `commit(stream=...)` would hold up the event loop.
 
+Events are read without waiting, `client.events.drain()`, or in a thread of yours:
+`await asyncio.to_thread(client.events.get, 5.0)`.
+
 Calls, arguments and errors are those of `kvd_client`. Cancelling an await does not stop the call under way.
 """
 
@@ -30,7 +33,7 @@ AWAITED = {
     },
     Lease: {
         *("extend", "trim", "seal", "seal_prompt", "release", "compress", "observe"),
-        *("publish", "transfer", "fork", "rest", "wake"),
+        *("publish", "transfer", "fork", "rest", "wake", "suspend", "resume", "restore"),
     },
     Match: {"release"},
 }
