@@ -13,7 +13,7 @@ from tests.running_kvd import PATIENCE_S, RunningKvd, eventually
 
 import kvd_client
 
-from .contents import Contents, assert_same, overwrite, prefill, spec
+from .contents import Contents, arena_of, assert_same, overwrite, prefill, spec
 
 Strike = Callable[[RunningKvd], None]
 
@@ -91,3 +91,18 @@ def test_while_it_is_suspended(
         lease.suspend(timeout=PATIENCE_S)
         strike(tiered_kvd)
         _resumed(lease, before)
+
+
+def test_memory_of_freed_slots_comes_back_though_the_worker_dies_over_it(
+    tiered_kvd: RunningKvd, suspended_pool: kvd_client.Pool
+) -> None:
+    lease = suspended_pool.lease()
+    prefill(lease, 600)
+    lease.suspend(timeout=PATIENCE_S)
+    arena = arena_of(tiered_kvd, suspended_pool)
+    assert arena.stat().st_blocks > 0
+    worker = psutil.Process(tiered_kvd.kernel_pid())
+    worker.suspend()
+    lease.release()
+    worker.kill()
+    eventually(lambda: arena.stat().st_blocks == 0, "punched slots")

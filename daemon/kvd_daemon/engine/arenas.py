@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +24,8 @@ from kvd_daemon.fd_store import DescriptorStore
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError
 from kvd_daemon.kernel.messages import Punch
 
+RETRY_S = 1.0  # seconds until what could not be punched is tried again; a worker starts in about that time
 LOG = logging.getLogger("kvd.tiers")
-
 
 PREFIXES = {Tier.HOST: "tier", Tier.DISK: "disk"}
 
@@ -63,6 +64,9 @@ class Arenas:
         self._spawn = spawn
         self._fds = dict(place.inherited)
         self._freed: dict[str, set[int]] = {}
+        self._begins = False  # a task that takes them has not begun yet
+        self._failing: set[str] = set()  # pools whose last try failed
+        self._retry_s = 0.0
         self._punching: set[asyncio.Task[None]] = set()
         self._slots = device.arenas[place.tier]
         self._slots.on_give(self._given)
@@ -103,16 +107,26 @@ class Arenas:
         """The pool is no more."""
         fd = self._fds.pop(pool.pool_id, None)
         self._freed.pop(pool.name, None)
+        self._failing.discard(pool.name)
         if fd is not None:
             self._store.drop(arena_name(pool, self._place.tier))
             os.close(fd)
 
     def _given(self, pool: Pool, slots: IntArray) -> None:
-        if not self._freed:
+        self._freed.setdefault(pool.name, set()).update(slots.tolist())
+        self._begin()
+
+    def _begin(self) -> None:
+        if not self._begins:
+            self._begins = True
             task = self._spawn(self._punch())
             self._punching.add(task)
             task.add_done_callback(self._punching.discard)
-        self._freed.setdefault(pool.name, set()).update(slots.tolist())
+
+    def tick(self) -> None:
+        """Now and then: what could not be punched is tried again."""
+        if self._freed and time.monotonic() >= self._retry_s:
+            self._begin()
 
     async def punched(self) -> None:
         """What is free now has been punched: another worker than the one that punches may write there."""
@@ -122,6 +136,7 @@ class Arenas:
     async def _punch(self) -> None:
         """What is taken again meanwhile is written after this: a worker does its jobs in their order."""
         await asyncio.sleep(0)  # until the change is over that gives slots back
+        self._begins = False
         freed, self._freed = self._freed, {}
         for name, slots in freed.items():
             pool = self._device.pools.get(name)
@@ -132,9 +147,18 @@ class Arenas:
                 with self.lent(pool) as fd:
                     job = Punch(slot_bytes(pool.spec), np.array(sorted(free), np.int32))
                     await self._place.worker.perform(job, fds=[fd])
+                    self._failing.discard(name)
             except (KernelDiedError, KvdError) as error:
-                LOG.warning("pool %s: %d free slots keep their memory for now: %s", name, len(free), error)
-                self._freed.setdefault(name, set()).update(free)  # goes with the next ones
+                self._not_punched(name, free, error)
+
+    def _not_punched(self, name: str, free: set[int], error: Exception) -> None:
+        """They go with the next ones, or after a while."""
+        if name not in self._failing:
+            LOG.warning("pool %s: %d free slots keep their memory for now: %s", name, len(free), error)
+        self._failing.add(name)
+        self._retry_s = time.monotonic() + RETRY_S
+        if name in self._device.pools:
+            self._freed.setdefault(name, set()).update(free)
 
     def close(self) -> None:
         for fd in self._fds.values():

@@ -185,6 +185,8 @@ class Engine:
             self.sharing.tick()
             self.handing.tick()
             self.caching.tick()
+            for arenas in self._arenas.values():
+                arenas.tick()
             self.admission.tick()
 
     async def _check_when_idle(self) -> None:
