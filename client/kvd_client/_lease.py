@@ -79,8 +79,7 @@ class Lease(Parkable, Restable):
     @property
     def block_table(self) -> BlockIds:
         """Block ids in slot order, int32, read-only."""
-        self.handle.check()
-        return self.handle.state.table
+        return self._usable().table
 
     @property
     def length(self) -> int:
@@ -116,19 +115,18 @@ class Lease(Parkable, Restable):
 
     def slot_mapping(self, start: int, stop: int) -> Slots:
         """Pool slots (block_id * block_size + offset) of the lease's slots [start, stop), int64."""
-        self.handle.check()
+        state, block_size = self._usable(), self.pool.spec.block_size
         stop = whole("stop", stop, 0, MAX_TOKENS_PER_LEASE)
         start = whole("start", start, 0, stop)
-        if stop > self.capacity:
-            raise InvalidArgumentError(f"stop={stop}; the lease has {self.capacity} slots: extend() it first")
-        slots = np.arange(start, stop, dtype=np.int64)
-        return self.handle.state.pool_slots(slots, self.pool.spec.block_size)
+        capacity = state.table.size * block_size
+        if stop > capacity:
+            raise InvalidArgumentError(f"stop={stop}; the lease has {capacity} slots: extend() it first")
+        return state.pool_slots(np.arange(start, stop, dtype=np.int64), block_size)
 
     def visible_slots(self) -> Slots:
         """Lease slots that attention may read, int64: all in use, or the sinks and the last `window` of a
         streaming lease. `slot_mapping(0, length)[visible_slots()]` are their pool slots."""
-        self.handle.check()
-        return visible_slots(self.handle.state, self.policy)
+        return visible_slots(self._usable(), self.policy)
 
     def kept_positions(self) -> npt.NDArray[np.int32]:
         """The true position of the token in each slot, [layers, kv_heads, length]."""
@@ -167,6 +165,12 @@ class Lease(Parkable, Restable):
         LeaseGoneError, LeaseBusyError, StaleGenerationError (take table and slots anew), ClosedError.
         """
         look(self.handle, self.handle.state, self._session)
+
+    def _usable(self) -> SlotState:
+        """One state, whatever other threads do meanwhile; taken before it is known to be good."""
+        state = self.handle.state
+        self.handle.check()
+        return state
 
     def _looked_after(self) -> AbstractContextManager[SlotState]:
         return looked_after(self.handle, self._session)

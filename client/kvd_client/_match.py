@@ -48,9 +48,10 @@ class Match:
 
     def name_in(self, item: pb.LeaseItem) -> None:
         """The item's lease takes the blocks. Raises PinNotFoundError if that happened before."""
-        if self.hashes and not self.pin_id:
+        pin_id = self.pin_id  # once: another thread may release it meanwhile
+        if self.hashes and not pin_id:
             raise PinNotFoundError(f"{self} is over: a lease took it, or it was released; match again")
-        item.pin_id = self.pin_id
+        item.pin_id = pin_id
 
     def taken(self) -> None:
         """A lease has the blocks now."""

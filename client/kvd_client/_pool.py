@@ -1,5 +1,6 @@
 """A pool as this process sees it: its memory, and leases of its blocks."""
 
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -105,6 +106,7 @@ class Pool:
         self._keeper = keeper  # a client nobody else holds must live as long as its pools
         self._gone: KvdError | None = None
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
+        self._made = threading.Lock()  # held by who goes through `_leases` or adds to it
         self._takings = Takings(session, session_id, self.check)
 
     def __repr__(self) -> str:
@@ -136,7 +138,7 @@ class Pool:
 
     def lose_memory(self, cause: str) -> None:
         """The pool is gone from the device, and with it what its leases held."""
-        for lease in list(self._leases):
+        for lease in self._living():
             lease.handle.fail(LeaseLostError(f"lease {lease.lease_id} is lost: {cause}; prefill again"))
         self.lose(ClosedError(f"{cause}; call client.pool() again"))
 
@@ -334,8 +336,13 @@ class Pool:
         handle = LeaseHandle(self, policy, answer)
         self.session.adopt_lease(handle.lease_id, handle, self.session_id)
         lease = Lease(self, handle, lease_ahead)
-        self._leases.add(lease)
+        with self._made:
+            self._leases.add(lease)
         return lease
+
+    def _living(self) -> list[Lease]:
+        with self._made:
+            return list(self._leases)
 
     def settle(self, deadline: float) -> None:
         """Called by the session now and then: what calls took that broke off goes back."""
@@ -367,7 +374,7 @@ class Pool:
         """Release the leases made through this. Asks the daemon. Harmless twice and in a forked child."""
         if self.session.is_foreign or self._gone is not None:
             return
-        self.release_many(list(self._leases))
+        self.release_many(self._living())
         self.lose(ClosedError(f"this handle of pool {self.name!r} is closed; call client.pool() again"))
 
     def __enter__(self) -> "Pool":

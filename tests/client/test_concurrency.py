@@ -3,8 +3,10 @@
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,10 @@ from tests.running_kvd import PATIENCE_S
 
 import kvd_client
 import kvd_client.aio
+from kvd.v1 import kvd_pb2 as pb
 from kvd_client import Streaming
+from kvd_client._handle import LeaseHandle
+from kvd_client._state import SlotState
 
 from .daemon import Daemon
 
@@ -52,6 +57,46 @@ def test_groups_of_leases_that_overlap_do_not_wait_in_a_circle(new_pool, spec) -
     with ThreadPoolExecutor(4) as workers:
         list(workers.map(lambda group: pool.extend_many(group, [16, 32]), groups))
     pool.release_many([a, b, c])
+
+
+class Between(LeaseHandle):
+    """Of a lease that loses its blocks in another thread after every look at it."""
+
+    looks = 0
+
+    @property
+    def state(self) -> SlotState:
+        self.looks += 1
+        full: SlotState = self.__dict__["state"]
+        return full if self.looks == 1 else replace(full, table=full.table[:0])
+
+
+@pytest.mark.parametrize(
+    "look", [lambda lease: lease.slot_mapping(0, 40), lambda lease: lease.visible_slots()], ids=["map", "see"]
+)
+def test_who_looks_at_slots_sees_one_state_of_them(new_pool, spec, look) -> None:
+    with new_pool(spec).lease(tokens=48) as lease:
+        lease.commit(48)
+        before = look(lease)
+        lease.handle.__class__ = Between
+        assert look(lease).tolist() == before.tolist()
+
+
+def test_a_match_that_is_released_meanwhile_is_not_a_lease_without_it(new_pool, spec) -> None:
+    class Leaving(kvd_client.Match):
+        looks = 0
+
+        @property
+        def pin_id(self) -> int:
+            self.looks += 1
+            return 0 if self.looks > 1 else 7
+
+        @pin_id.setter
+        def pin_id(self, value: int) -> None: ...
+
+    item = pb.LeaseItem()
+    Leaving(new_pool(spec), [b"h" * 32], 7).name_in(item)
+    assert item.pin_id == 7
 
 
 def test_asyncio_awaits_the_same_calls(daemon: Daemon, new_pool, spec) -> None:
