@@ -143,3 +143,20 @@ def test_rest_and_wake_are_awaitable(pool: Pool) -> None:
 
     assert asyncio.run(story()) == 0
     assert np.asarray(lease.block_table).size == 25
+
+
+@pytest.mark.parametrize("floor", [48, 33, 1])
+def test_a_wish_is_met_from_sinks_and_window_on_and_refused_below_in_so_many_words(
+    pool: Pool, floor: int
+) -> None:
+    lease = filled(pool, floor)
+    lease.handle.wanted_floor = floor  # as an event says
+    assert lease.compress_wanted == floor
+    policy = kvd_client.Dual(sinks=4, window=28, keep=kvd_client.Keep(tokens=lease.compress_wanted))
+    queries = np.zeros((pool.spec.layers, 28, 2, 16), np.float32)
+    if floor < policy.sinks + policy.window:
+        with pytest.raises(kvd_client.InvalidArgumentError, match=r"sinks|window"):
+            lease.compress(policy, queries=queries)
+        assert lease.length == LONG
+    else:
+        assert lease.compress(policy, queries=queries).tokens_kept == lease.length == 48
