@@ -72,7 +72,7 @@ class Client:
         `Pool.blocks` tells it, and a KvdWarning where it is not `blocks`. To resize it, drop it first.
 
         read_only=True attaches for reading alone: this process cannot write the pool's bytes by mistake, and
-        whatever would lease blocks or change what a lease holds is a ReadOnlyError. `Pool.adopt` works: read
+        whatever would lease blocks or change a lease is a ReadOnlyError. `Pool.adopt` works: read
         what was published, then publish it again or release it. A GPU's memory by cuIpc handles cannot be
         mapped so (GpuHandleError).
 

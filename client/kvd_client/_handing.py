@@ -23,6 +23,7 @@ def shelf_name(name: str, value: object) -> str:
 
 def fork(lease: "Lease", count: int) -> "list[Lease]":
     """See Lease.fork. Forks of a call that breaks off are released with the one that repeats it."""
+    lease.pool.check_writable()
     count, forks = whole("count", count, 1, MAX_ITEMS_PER_CALL), list["Lease"]()
     session, handle, pool = lease.pool.session, lease.handle, lease.pool
 

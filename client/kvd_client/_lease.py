@@ -204,6 +204,7 @@ class Lease(Parkable, Restable):
 
     def trim(self) -> int:
         """Give back the blocks that hold no token yet; how many. Asks the daemon."""
+        self.pool.check_writable()
         with held(self._session, [self.handle]):
             state = self.handle.state
             unused = state.table[self.pool.spec.blocks_for(state.length) :]

@@ -33,6 +33,7 @@ class Parkable:
         finished. Until it is resumed it has no slots: calls that need some raise LeaseSuspendedError. Nobody
         else's lease is touched for it. Raises TierFullError, KernelWorkerUnavailableError (it is as it was).
         """
+        self.pool.check_writable()
         patience_s = patience_seconds(self.pool.session, timeout)
         with held(self.pool.session, [self.handle]):
             request = pb.SuspendRequest(request_id=new_request_id(), progress=self.handle.progress())
@@ -42,8 +43,11 @@ class Parkable:
         """Go on with a suspended lease: all it had, in other blocks. Take table and slots anew.
 
         `wait` as in `Pool.lease`. Asks the daemon. Raises PoolExhaustedError, QuotaExceededError,
-        KernelWorkerUnavailableError (it is suspended still), LeaseLostError (what was parked is damaged).
+        TierFullError (it lies on disk, and host memory has no room on its way back; retry after
+        `retry_after_ns`), KernelWorkerUnavailableError (it is suspended still after each of these),
+        LeaseLostError (what was parked is damaged).
         """
+        self.pool.check_writable()
         wait_s, patience_s = wait_seconds(wait), patience_seconds(self.pool.session, timeout)
         with held(self.pool.session, [self.handle]):
             request = pb.ResumeRequest(
@@ -59,7 +63,8 @@ class Parkable:
 
         Those came later and were computed against what the compression had kept: run them again. Table,
         length and position are new. `wait` as in `Pool.lease`. Asks the daemon. Raises PoolExhaustedError,
-        QuotaExceededError, KernelWorkerUnavailableError and CheckpointLostError (it is as it was).
+        QuotaExceededError, TierFullError (as `resume`), KernelWorkerUnavailableError and CheckpointLostError
+        (it is as it was).
         """
         self.pool.check_writable()
         wait_s, patience_s = wait_seconds(wait), patience_seconds(self.pool.session, timeout)

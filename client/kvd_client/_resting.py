@@ -26,6 +26,7 @@ class Restable:
         """To how many tokens others would like this lease pruned, or None: look at the next step boundary.
 
         Only of leases with a `floor` (see `Pool.lease`), after an event `Pressure`; until it was compressed.
+        Pass it on as `Keep(tokens=...)`: a bare keep=1 is a ratio, everything.
         """
         floor = self.handle.wanted_floor
         return floor if 0 < floor < self.handle.state.length else None
@@ -37,6 +38,7 @@ class Restable:
         None: the floor it was leased with). Your kernels that read or write it have finished; every other
         call about it raises LeaseRestingError.
         """
+        self.pool.check_writable()
         tokens = None if floor is None else whole("floor", floor, 0, MAX_TOKENS_PER_LEASE)
         with held(self.pool.session, [self.handle]):
             request = pb.RestRequest(request_id=new_request_id(), progress=self.handle.progress())
@@ -51,6 +53,7 @@ class Restable:
         Asks the daemon, and waits for a pruning that is under way: `timeout` as of `compress`. Table, length
         and generation may be new; `position` is as before.
         """
+        self.pool.check_writable()
         patience_s = patience_seconds(self.pool.session, timeout)
         with self.handle.woken(), held(self.pool.session, [self.handle]):
             handle, had = self.handle, self.handle.state.length
