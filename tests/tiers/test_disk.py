@@ -57,6 +57,14 @@ def suspended(pool: kvd_client.Pool, count: int) -> list[tuple[kvd_client.Lease,
     return made
 
 
+def suspend_until_refused(pool: kvd_client.Pool, made: list[tuple[kvd_client.Lease, Contents]]) -> None:
+    """As `suspended`, until that raises; the last one is not suspended then."""
+    while len(made) < 40:
+        lease = pool.lease()
+        made.append((lease, prefill(lease, TOKENS, seed=len(made))))
+        lease.suspend(timeout=PATIENCE_S)
+
+
 def disk_worker(kvd: RunningKvd) -> psutil.Process:
     found: list[psutil.Process] = []
 
@@ -127,6 +135,45 @@ def test_a_full_disk_is_an_error_and_nobody_loses_anything(pool: kvd_client.Pool
         parked.resume(timeout=PATIENCE_S)
         assert_same(parked, held)
         parked.release()
+
+
+def test_who_comes_and_goes_at_once_finds_room(pool: kvd_client.Pool) -> None:
+    leases = suspended(pool, 10)
+
+    def come_and_go(lease: kvd_client.Lease, before: Contents) -> None:
+        for _ in range(5):
+            lease.resume(wait=PATIENCE_S, timeout=PATIENCE_S)
+            assert_same(lease, before)
+            lease.suspend(timeout=PATIENCE_S)
+
+    with ThreadPoolExecutor(len(leases)) as threads:
+        for done in [threads.submit(come_and_go, *each) for each in leases]:
+            done.result()
+    for lease, _ in leases:
+        lease.release()
+
+
+def test_what_is_on_a_disk_that_is_full_comes_back(
+    pool: kvd_client.Pool, spilling_kvd: RunningKvd, daemon: Daemon
+) -> None:
+    worker = disk_worker(spilling_kvd)
+    worker.rlimit(psutil.RLIMIT_FSIZE, (516 * 1024, -1))  # bytes; four leases
+    leases: list[tuple[kvd_client.Lease, Contents]] = []
+    with pytest.raises(kvd_client.TierFullError, match="--spill-dir"):
+        suspend_until_refused(pool, leases)
+    assert daemon.status().health == "serving"
+    assert daemon.status().health_detail.startswith("degraded: nothing goes to disk (--spill-dir)")
+    assert daemon.pool_status("pool").spilled_bytes > 0
+    assert_same(*leases[-1])
+    leases.pop()[0].release()
+    for lease, held in leases:
+        lease.resume(timeout=PATIENCE_S)
+        assert_same(lease, held)
+        lease.release()
+    worker.rlimit(psutil.RLIMIT_FSIZE, (-1, -1))
+    for lease, _ in suspended(pool, 6):
+        lease.release()
+    eventually(lambda: daemon.status().health_detail == "", "a disk that takes parcels again")
 
 
 def test_damaged_bytes_on_disk_lose_their_lease_and_no_other(

@@ -18,6 +18,8 @@ from .pool import Pool
 
 SLOT_ALIGNMENT = 4096  # bytes; pages are what memory is taken and given back by, and what disks read directly
 
+RETRY_AFTER_NS = 500_000_000  # ns; others resume, release, or are moved to disk meanwhile
+
 WORDS = {Tier.HOST: ("host tier", "--host-tier"), Tier.DISK: ("disk tier", "--spill-size")}
 
 OnGive = Callable[[Pool, IntArray], None]
@@ -90,6 +92,7 @@ class Arena:
         raise TierFullError(
             f"{wanted} bytes wanted of the {where}, {numbers['free_bytes']} of {self.budget_bytes} free; "
             f"resume or release a suspended lease, or start kvd with a larger {option}",
+            retry_after_ns=RETRY_AFTER_NS,
             **numbers,
         )
 

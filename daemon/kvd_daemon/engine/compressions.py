@@ -82,7 +82,7 @@ class Compressions:
         now_ns = time.monotonic_ns()
         try:
             if given.park:
-                await self._spilling.room_for(progress.lease_id)
+                await self._spilling.room_for(opened.session_id, progress.lease_id, is_checkpoint=True)
             with self._device.batch():
                 plan = self._device.begin_compress(
                     opened.session_id, progress, policy, shape, now_ns, given.park

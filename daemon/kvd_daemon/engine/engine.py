@@ -112,7 +112,13 @@ class Engine:
         self.handing = Handing(self.device, self.gate, self.sessions)
         self.sharing = Sharing(self.device, self.gate, exhaustion)
         copying = Copying(self.device, self._kernel, self._arenas[Tier.HOST])
-        spilling = self.spilling = Spilling(self.device, self._arenas, self._disk, self.spawn)
+        spilling = self.spilling = Spilling(
+            self.device,
+            self._arenas,
+            self._disk,
+            self.spawn,
+            lambda why: self.health.lacks(why, of="disk tier"),
+        )
         self.caching = Caching(self.device, copying, self.gate, self.spawn)
         self.compressions = Compressions(
             self.device, self._kernel, exhaustion, self.revocations, copying, spilling

@@ -33,7 +33,7 @@ class Health:
         self._leased = False
         self._lease_trouble = "no answer"
         self._troubles: dict[str, str] = {}
-        self._lack = ""
+        self._lacks: dict[str, str] = {}
         self._stall_s = 0.0
         self._finding = ""
         self._draining = False
@@ -66,7 +66,7 @@ class Health:
                 return self._finding or self._kernel_trouble or "; ".join(self._troubles.values()) or late
             case _:
                 stalled = f"the event loop was stuck for {self._stall_s:.1f} s within the last minute"
-                return self._lack or (stalled if self._stall_s > LONG_STALL_S else "")
+                return "; ".join(self._lacks.values()) or (stalled if self._stall_s > LONG_STALL_S else "")
 
     @property
     def lease_age_s(self) -> float | None:
@@ -110,11 +110,13 @@ class Health:
             self._troubles[what] = trouble
         self.look()
 
-    def lacks(self, what: str) -> None:
+    def lacks(self, what: str, of: str = "") -> None:
         """What operators miss and workers do not: it is told, and makes nothing red."""
-        if what and what != self._lack:
+        if what and what != self._lacks.get(of):
             LOG.error("%s", what)
-        self._lack = what
+        self._lacks.pop(of, None)
+        if what:
+            self._lacks[of] = what
         self.look()
 
     def find(self, what: str) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvd.errors import CheckpointLostError, KvdError, LeaseLostError, TierFullError
+from kvd.errors import CheckpointLostError, KvdError, LeaseLostError
 from kvd_daemon.core import Fetched, FetchPlan, Lease, Pool, Progress, StowPlan, Tier
 from kvd_daemon.core.tiers import Arena, slot_bytes
 from kvd_daemon.journal import RecordingDevice
@@ -64,20 +64,14 @@ class Parking:
 
         Raises what Device.begin_suspend does, KernelWorkerUnavailableError; then the lease is as it was.
         """
-        plan = await self._begin_suspend(opened.session_id, progress)
+        await self._spilling.room_for(opened.session_id, progress.lease_id)
+        plan = self._device.begin_suspend(opened.session_id, progress, time.monotonic_ns())
         with self._revocations.after_job():
             checksums = await self._stow(plan)
             with self._device.batch():
                 suspended = self._device.finish_suspend(plan.lease.lease_id, checksums.tolist())
                 self._spilling.parked(suspended.lease_id, is_checkpoint=False)
                 return conclude(suspended)
-
-    async def _begin_suspend(self, session_id: str, progress: Progress) -> StowPlan:
-        try:
-            return self._device.begin_suspend(session_id, progress, time.monotonic_ns())
-        except TierFullError:
-            await self._spilling.room_for(progress.lease_id)
-        return self._device.begin_suspend(session_id, progress, time.monotonic_ns())
 
     async def _stow(self, plan: StowPlan) -> Checksums:
         try:

@@ -152,7 +152,7 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
         """A call that waits for blocks has not begun yet: it ends with its caller."""
         engine, opened = self.engine, self.engine.sessions.by_token(request.session_token)
         place = request.lease_id, False
-        async with engine.spilling.at_hand(place, opened.session_id):
+        async with engine.spilling.at_hand(place, opened.session_id, request.max_wait.ToNanoseconds()):
             asker = asker_of(opened, request, context.time_remaining)
             outcome = await engine.admission.admitted(
                 asker,
@@ -178,7 +178,7 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
         """A call that waits for blocks has not begun yet: it ends with its caller."""
         engine, opened = self.engine, self.engine.sessions.by_token(request.session_token)
         place = request.progress.lease_id, True
-        async with engine.spilling.at_hand(place, opened.session_id):
+        async with engine.spilling.at_hand(place, opened.session_id, request.max_wait.ToNanoseconds()):
             asker = asker_of(opened, request, context.time_remaining)
             outcome = await engine.admission.admitted(
                 asker,
