@@ -97,8 +97,6 @@ class Session:
     def __init__(self, endpoint: Endpoint, name: str, timeout_s: float) -> None:
         self.endpoint = endpoint
         self.timeout_s = timeout_s
-        self.events = Events()
-        self.offers = Offers()
         self._channel = grpc.insecure_channel(endpoint.grpc_target, options=CHANNEL_OPTIONS)
         self.lease_service = rpc.LeaseServiceStub(self._channel)
         self.share_service = rpc.ShareServiceStub(self._channel)
@@ -110,6 +108,8 @@ class Session:
         self._closed = False
         self._orphans: deque[tuple[int, str]] = deque()
         self.check_usable = self._stream.check_usable
+        self.events = Events(self.check_usable)
+        self.offers = Offers(self.check_usable)
         self._pid = os.getpid()
         keep_in_children(self)
 
@@ -346,4 +346,5 @@ class Session:
             lease.lose(gone(f"the session of this lease is gone ({failure}); prefill again"))
         for pool in pools:
             pool.lose(ClosedError(f"the session of this pool is gone ({failure}); call client.pool() again"))
+        self.offers.lose(str(failure))
         self.events.put(SessionLost(identity.session_id, str(failure)))

@@ -122,6 +122,7 @@ CLIENT = {
     "pool blocks": arg(lambda t, value: t.client.pool(t.pool.name, t.pool.spec, value), "0"),
     "pool read_only": arg(lambda t, value: t.client.pool(t.pool.name, read_only=value), "True", "False"),
     "events.get": arg(lambda t, value: t.client.events.get(value), "0", skips=TIMES),
+    "offers.get": arg(lambda t, value: t.client.offers.get(value), "0", skips=TIMES),
 }
 POOL = {
     "layer index": arg(lambda t, value: t.pool.layer(value), "0"),

@@ -192,6 +192,11 @@ with kvd_client.connect(sys.argv[1], timeout=60) as client:
         lease.extend(1)
     except kvd_client.KvdError as error:
         print(type(error).__name__, type(lost).__name__, flush=True)
+    try:
+        client.offers.get(timeout=60)
+    except kvd_client.ClosedError as error:
+        offers = client.offers
+        print("client.session_id" in str(error), offers.get(timeout=0), offers.drain(), flush=True)
     print(client.pool("p", spec, 64).lease(tokens=64).block_table.size, flush=True)
 """
 
@@ -205,7 +210,16 @@ def test_a_worker_that_slept_through_its_ttl_hears_that_its_lease_expired(start_
         eventually(lambda: daemon.pool_status("p").blocks_quarantined == 4, "the lease to expire")
         os.kill(worker.pid, signal.SIGCONT)
         said, _ = worker.communicate("go on\n", timeout=PATIENCE_S)
-    assert said == "LeaseExpiredError SessionLost\n4\n"
+    assert said == "LeaseExpiredError SessionLost\nTrue None []\n4\n"
+
+
+def test_nothing_is_told_after_close(daemon: Daemon) -> None:
+    with kvd_client.connect(daemon.run_dir, timeout=PATIENCE_S) as client:
+        queues = client.events, client.offers
+    for told in queues:
+        for look in (lambda told=told: told.get(timeout=60), told.drain):
+            with pytest.raises(kvd_client.ClosedError, match="connect"):
+                look()
 
 
 def test_an_error_of_a_newer_daemon_is_still_a_kvd_error() -> None:

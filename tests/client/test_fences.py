@@ -1,6 +1,7 @@
 """A lease that ended gives its reader an error, not bytes; asked before and after, without a call."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,3 +109,14 @@ def test_a_pool_that_was_replaced_is_not_leased_from(daemon: Daemon, client, spe
     again.lease(tokens=16).release()
     client.close()
     daemon.drop_pool("replaced")
+
+
+@pytest.mark.parametrize("name", ["fence_slot", "lease_id", "generation"])
+@pytest.mark.parametrize("value", [-1, 1 << 70, "0", None, 1.5, True])
+def test_a_readable_that_was_tampered_with_is_refused(new_pool, spec, name: str, value: object) -> None:
+    pool = new_pool(spec)
+    with pool.lease(tokens=16) as lease:
+        fill(lease, 16, 1.0)
+        readable = replace(lease.readable(), **{name: value})
+        with pytest.raises(kvd_client.InvalidArgumentError, match=name):
+            pool.gather(0, readable)

@@ -54,7 +54,8 @@ def test_using_a_client_pool_or_lease_in_a_child_is_an_error_at_once(daemon: Dae
         def child():
             for use in (lambda: client.pool("x", spec, 1), lambda: client.epoch, lambda: pool.lease(tokens=1),
                         lambda: pool.layer(0), lambda: lease.extend(1), lambda: lease.commit(1),
-                        lambda: lease.block_table, lease.compress, lease.kept_positions):
+                        lambda: lease.block_table, lease.compress, lease.kept_positions,
+                        lambda: client.offers.get(60), lambda: client.events.get(60), client.offers.drain):
                 try:
                     use()
                 except kvd_client.ForkedClientError as error:
@@ -63,7 +64,7 @@ def test_using_a_client_pool_or_lease_in_a_child_is_an_error_at_once(daemon: Dae
         fork(child)
         """,
     )
-    assert said == ["refused"] * 9
+    assert said == ["refused"] * 12
 
 
 def test_closing_and_collecting_in_a_child_does_not_disturb_the_parent(daemon: Daemon) -> None:
