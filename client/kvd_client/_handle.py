@@ -1,12 +1,19 @@
 """What session, calls and the public lease share of one lease: its state, its lock, whether it is gone."""
 
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import RLock
 from typing import Protocol
 
-from kvd.errors import ClosedError, ConflictError, KvdError, LeaseRestingError, LeaseRevokedError
+from kvd.errors import (
+    ClosedError,
+    ConflictError,
+    KvdError,
+    LeaseRestingError,
+    LeaseRevokedError,
+    LeaseSuspendedError,
+)
 from kvd.policy import Policy
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import LeaseCall
@@ -33,9 +40,10 @@ class LeaseHandle:
         self.lease_id = answer.lease_id
         self.fences, self.fence_slot = pool.fences, answer.fence_slot
         self.policy = policy
-        self.lock = RLock()
+        self.lock = threading.RLock()
         self.unanswered: LeaseCall | None = None
-        self.resting = False
+        self._aside: LeaseRestingError | LeaseSuspendedError | None = None
+        self._rousers: dict[int, type[KvdError]] = {}
         self.wanted_floor = 0
         self.state = SlotState.granted(answer)
         self._session = session
@@ -48,8 +56,9 @@ class LeaseHandle:
         """Raises what makes this lease unusable."""
         self._session.check_usable()
         if self._gone is None:
-            if self.resting:
-                raise LeaseRestingError(f"lease {self.lease_id} rests: wake() it first")
+            aside = self._aside
+            if aside is not None and self._rousers.get(threading.get_ident()) is not type(aside):
+                raise type(aside)(str(aside))
             return
         if isinstance(self._gone, LeaseRevokedError):
             self._orphan()  # who is told has stopped writing, so its blocks may go
@@ -97,19 +106,31 @@ class LeaseHandle:
 
     def lie_down(self) -> None:
         """It is left alone from here on."""
+        self._aside = LeaseRestingError(f"lease {self.lease_id} rests: wake() it first")
         self.learn(self.state)
-        self.resting = True
+
+    def leave(self, state: SlotState) -> None:
+        """It has left the pool: there are no slots, and who still sees some hears why they are of no use."""
+        self._aside = LeaseSuspendedError(f"lease {self.lease_id} is suspended: resume() it first")
+        self.learn(state)
+
+    def come_back(self, state: SlotState) -> None:
+        """It rests no more, or is in the pool again."""
+        self.learn(state)
+        self._aside = None
+
+    @property
+    def is_suspended(self) -> bool:
+        return isinstance(self._aside, LeaseSuspendedError)
 
     @contextmanager
-    def woken(self) -> Iterator[None]:
-        """Usable inside, so that the daemon can be asked to wake it; left asleep if that fails."""
-        with self.lock:
-            was_resting, self.resting = self.resting, False
-            try:
-                yield
-            except BaseException:
-                self.resting = was_resting
-                raise
+    def roused(self, put_aside: type[LeaseRestingError | LeaseSuspendedError]) -> Iterator[None]:
+        """Usable inside for this thread, so that it can ask the daemon to bring the lease back."""
+        self._rousers[threading.get_ident()] = put_aside
+        try:
+            yield
+        finally:
+            del self._rousers[threading.get_ident()]
 
     def give_away(self, cause: KvdError) -> None:
         """It is another session's, or nobody's yet: there is nothing to release here."""

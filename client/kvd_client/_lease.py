@@ -45,9 +45,9 @@ class Lease(Parkable, Restable):
     calls, and take block table and slots anew after `extend` of a streaming lease, `compress` and `seal`.
 
     Every method may raise LeaseRevokedError, LeaseExpiredError or LeaseLostError (the lease is gone: prefill
-    again), ClosedError after release, ForkedClientError in a forked child; those that say "asks the daemon"
-    also UnavailableError and DeadlineExceededError. A lease that is garbage collected is released with the
-    client's next call.
+    again), LeaseRestingError and LeaseSuspendedError (`wake`, `resume` it first), ClosedError after release,
+    ForkedClientError in a forked child; those that say "asks the daemon" also UnavailableError and
+    DeadlineExceededError. A lease that is garbage collected is released with the client's next call.
     """
 
     def __init__(self, pool: "Pool", handle: LeaseHandle, lease_ahead: int) -> None:

@@ -1,12 +1,15 @@
 """Leases that leave the pool for a while."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kvd.errors import LeaseSuspendedError
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import LeaseCall, held
 from kvd_client._checked import seconds
 from kvd_client._handle import LeaseHandle
 from kvd_client._session import Session, new_request_id
+from kvd_client._state import SlotState
 from kvd_client._waiting import wait_seconds, waiting
 
 if TYPE_CHECKING:
@@ -30,14 +33,15 @@ class Parkable:
         """Park what it holds in the daemon's host tier and give all its blocks back, until `resume`.
 
         Asks the daemon. You promise to have stopped writing; kernels that read or wrote the lease have
-        finished. Until it is resumed it has no slots: calls that need some raise LeaseSuspendedError. Nobody
-        else's lease is touched for it. Raises TierFullError, KernelWorkerUnavailableError (it is as it was).
+        finished. Until it is resumed it has no slots: every call but `release`, and `block_table`, raises
+        LeaseSuspendedError. Nobody else's lease is touched for it. Raises TierFullError,
+        KernelWorkerUnavailableError (it is as it was).
         """
         self.pool.check_writable()
         patience_s = patience_seconds(self.pool.session, timeout)
         with held(self.pool.session, [self.handle]):
             request = pb.SuspendRequest(request_id=new_request_id(), progress=self.handle.progress())
-            _make(self, self.pool.session.share_service.Suspend, request, patience_s)
+            _make(self, self.pool.session.share_service.Suspend, request, patience_s, self.handle.leave)
 
     def resume(self, wait: float = 0.0, timeout: float | None = None) -> None:
         """Go on with a suspended lease: all it had, in other blocks. Take table and slots anew.
@@ -49,14 +53,18 @@ class Parkable:
         """
         self.pool.check_writable()
         wait_s, patience_s = wait_seconds(wait), patience_seconds(self.pool.session, timeout)
-        with held(self.pool.session, [self.handle]):
+        was_suspended = self.handle.is_suspended
+        with self.handle.roused(LeaseSuspendedError), held(self.pool.session, [self.handle]):
+            if was_suspended and not self.handle.is_suspended:
+                return  # an earlier resume that broke off was carried out, or another thread's
             request = pb.ResumeRequest(
                 request_id=new_request_id(),
                 lease_id=self.handle.lease_id,
                 generation=self.handle.state.generation,
             )
             with waiting(request, wait_s):
-                _make(self, self.pool.session.share_service.Resume, request, patience_s + wait_s)
+                method, come_back = self.pool.session.share_service.Resume, self.handle.come_back
+                _make(self, method, request, patience_s + wait_s, come_back)
 
     def restore(self, wait: float = 0.0, timeout: float | None = None) -> int:
         """Go back to what it held before its first `compress(park=True)`; by how many tokens it is back.
@@ -72,13 +80,16 @@ class Parkable:
             request = pb.RestoreRequest(request_id=new_request_id(), progress=self.handle.progress())
             with waiting(request, wait_s):
                 method = self.pool.session.share_service.Restore
-                return int(_make(self, method, request, patience_s + wait_s).dropped_tokens)
+                answer = _make(self, method, request, patience_s + wait_s, self.handle.learn)
+                return int(answer.dropped_tokens)
 
 
-def _make(lease: Parkable, method: Any, request: Any, timeout_s: float) -> Any:
+def _make(
+    lease: Parkable, method: Any, request: Any, timeout_s: float, learn: Callable[[SlotState], None]
+) -> Any:
     handle = lease.handle
 
     def apply(answer: Any) -> None:
-        handle.learn(handle.state.after(answer.lease))
+        learn(handle.state.after(answer.lease))
 
     return LeaseCall([handle], method, request, apply).make(lease.pool.session, timeout_s)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kvd.arguments import whole
+from kvd.errors import LeaseRestingError
 from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._calls import LeaseCall, held
@@ -51,18 +52,19 @@ class Restable:
         """Go on with it; how many tokens it has given meanwhile. Harmless if it does not rest.
 
         Asks the daemon, and waits for a pruning that is under way: `timeout` as of `compress`. Table, length
-        and generation may be new; `position` is as before.
+        and generation may be new; `position` is as before. After a DeadlineExceededError or an
+        UnavailableError it counts as resting still: wake() it again. Raises LeaseSuspendedError.
         """
         self.pool.check_writable()
         patience_s = patience_seconds(self.pool.session, timeout)
-        with self.handle.woken(), held(self.pool.session, [self.handle]):
+        with self.handle.roused(LeaseRestingError), held(self.pool.session, [self.handle]):
             handle, had = self.handle, self.handle.state.length
             request = pb.WakeRequest(request_id=new_request_id(), lease_id=handle.lease_id)
             call = LeaseCall(
                 [handle],
                 self.pool.session.share_service.Wake,
                 request,
-                lambda answer: handle.learn(SlotState.granted(answer.lease)),
+                lambda answer: handle.come_back(SlotState.granted(answer.lease)),
             )
             call.make(self.pool.session, patience_s)
             return had - handle.state.length

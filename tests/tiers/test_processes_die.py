@@ -65,7 +65,7 @@ def test_in_the_midst_of_suspending(
         before = prefill(lease, 100)
         with in_the_midst(tiered_kvd, lease, lambda: lease.suspend(timeout=PATIENCE_S)):
             strike(tiered_kvd)
-        assert lease.block_table.size == 0
+        assert lease.capacity == 0
         _resumed(lease, before)
 
 

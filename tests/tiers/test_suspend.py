@@ -1,6 +1,7 @@
 """A lease leaves the pool and comes back: bytes, positions and scores are what they were."""
 
 import threading
+from collections.abc import Callable
 
 import grpc
 import numpy as np
@@ -27,7 +28,7 @@ def test_a_suspended_lease_comes_back_with_its_bytes_in_other_blocks(
         before = prefill(lease, 100)
         standing = lease.length, lease.position
         lease.suspend()
-        assert lease.block_table.size == 0
+        assert lease.capacity == 0
         overwrite(pool, 38)
         with pool.lease(tokens=10):
             lease.resume()
@@ -119,14 +120,48 @@ def test_what_needs_slots_is_refused_until_it_is_resumed(client: kvd_client.Clie
             lambda: lease.compress(H2O(recent=1, keep=0.5)),
             lambda: lease.seal([b"h" * 32]),
             lambda: lease.publish("key"),
+            lambda: lease.commit(1),
+            lambda: lease.slot_mapping(0, 1),
+            lambda: lease.slot_mapping(0, 0),
+            lambda: lease.block_table,
+            lease.visible_slots,
+            lease.check,
+            lease.rest,
+            lease.wake,
         ):
-            with pytest.raises(kvd_client.LeaseSuspendedError):
+            with pytest.raises(kvd_client.LeaseSuspendedError, match="resume"):
                 call()
         with pytest.raises(grpc.RpcError) as refused:
             daemon.drop_pool("refused")
         assert reason_of(refused.value) == "POOL_IN_USE"
         lease.resume()
         assert_same(lease, before)
+
+
+def test_calls_that_broke_off_on_the_way_out_or_back_are_simply_made_again(
+    client: kvd_client.Client, daemon: Daemon
+) -> None:
+    pool = client.pool("broken-off", spec(), 40)
+    with pool.lease() as lease:
+        before = prefill(lease, 40)
+        for leave, come_back in ((lease.suspend, lease.resume), (lease.rest, lease.wake)):
+            for left in (False, True):
+                if left:
+                    leave()
+                with daemon.frozen(), pytest.raises(kvd_client.DeadlineExceededError):
+                    come_back(timeout=0.3) if left else break_off(lease, leave)
+                come_back()
+                assert_same(lease, before)
+
+
+def break_off(lease: kvd_client.Lease, leave: Callable[[], None]) -> None:
+    """Of a client that is in a hurry."""
+    session = lease.pool.session
+    patient_s, session.timeout_s = session.timeout_s, 0.3
+    try:
+        lease.suspend(timeout=0.3) if leave == lease.suspend else leave()
+    finally:
+        session.timeout_s = patient_s
 
 
 def test_a_full_tier_is_an_error_and_the_lease_is_as_it_was(
