@@ -59,6 +59,7 @@ class Spilling:
         self._wanted: Counter[Parcel] = Counter()
         self._coming: dict[Parcel, asyncio.Task[None]] = {}
         self._demoting = asyncio.Lock()
+        self._leaving: dict[Parcel, int] = {}  # moves to disk under way
         for lease in device.leases.values():
             for is_checkpoint in (False, True):
                 if parcel(lease, is_checkpoint) is not None:
@@ -182,13 +183,17 @@ class Spilling:
     async def _demoted(self, place: Parcel) -> bool:
         """Whether the next one shall be tried, too."""
         try:
-            await self._moved(self._device.begin_move(*place, Tier.DISK))
+            move = self._device.begin_move(*place, Tier.DISK)
+            self._leaving[place] = move.move_id
+            await self._moved(move)
         except TierFullError as error:
             LOG.info("lease %d stays in the host tier: %s", place[0], error)
             return False
         except KvdError as error:
             self._in_trouble(f"nothing goes to disk (--spill-dir): {str(error).split(';')[0]}")
             return False
+        finally:
+            self._leaving.pop(place, None)
         self._in_trouble("")
         return True
 
@@ -211,6 +216,8 @@ class Spilling:
             lease = self._device.leases.get(place[0])
             parked = None if lease is None else parcel(lease, place[1])
             is_own = lease is not None and lease.session_id == session_id
+            if is_own and place in self._leaving:  # else it would be gone when its blocks are there
+                self._device.abort_move(self._leaving.pop(place), lost=False)
             if is_own and parked is not None and parked.tier is Tier.DISK:
                 await self._promoted_within(place, time.monotonic() + wait_ns / 1e9)
             yield
