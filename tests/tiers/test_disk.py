@@ -225,24 +225,6 @@ def test_a_disk_that_stands_still_holds_up_only_who_waits_for_it(
         lease.release()
 
 
-def test_what_is_on_its_way_to_disk_stays_for_who_waits_for_blocks(
-    pool: kvd_client.Pool, spilling_kvd: RunningKvd, daemon: Daemon
-) -> None:
-    with ThreadPoolExecutor(1) as threads:
-        with stopped(disk_worker(spilling_kvd)):
-            leases = suspended(pool, 4)
-            eventually(lambda: daemon.status().disk_tier_used_bytes > 0, "the oldest begins to leave")
-            next_one, other = pool.lease(), pool.lease(tokens=80 * pool.spec.block_size)
-            prefill(next_one, TOKENS, seed=4)
-            waits = threads.submit(leases[0][0].resume, wait=PATIENCE_S, timeout=PATIENCE_S)
-            eventually(lambda: daemon.pool_status("pool").waiting_calls == 1, "it waits for blocks")
-        next_one.suspend(timeout=PATIENCE_S)  # when the disk worker has done what it was asked for
-        waits.result(PATIENCE_S)
-    assert_same(*leases[0])
-    for lease in [next_one, other, *(lease for lease, _ in leases)]:
-        lease.release()
-
-
 def test_a_disk_worker_that_dies_is_replaced(pool: kvd_client.Pool, spilling_kvd: RunningKvd) -> None:
     leases = suspended(pool, 6)
     worker = disk_worker(spilling_kvd)
