@@ -18,7 +18,8 @@ import kvd_client
 
 GPU_KINDS = ("cuda", "cuda_legacy")
 KINDS = ("host", *GPU_KINDS)
-MEMORY = 64 << 20  # bytes of a device
+MEMORY = 64 << 20  # bytes of a device that kvd may use
+FAKE_MEMORY = 1 << 30  # bytes of a stand-in: pools of all tests stay, two MiB each at least
 REAL_KINDS = {"gpu": (), "gpu_legacy": ("--gpu-sharing", "legacy")}
 OWNER = "kvd_daemon.device.legacy_owner"
 KERNEL_WORKER = "kvd_daemon.kernel.worker"
@@ -121,7 +122,7 @@ def site(kind: str, folder: Path) -> Iterator[Site]:
             yield from _cleared(Site(kind, kvd, "gpu0"))
         return
     old = {"no_vmm": 3} if kind == "cuda_legacy" else {}
-    with fake_gpus(devices=2, memory=2 * MEMORY, **old) as gpus:
+    with fake_gpus(devices=2, memory=FAKE_MEMORY, **old) as gpus:
         arguments = ("--gpus", "0", "--memory", size)
         environment = gpus.full_environment({ALLOCATOR: "expandable_segments:True"})
         with running_kvd(folder, *arguments, environment=environment) as kvd:
