@@ -168,12 +168,13 @@ class Dual(SnapKV):
 
 
 @dataclass(frozen=True)
-class H2O:
-    """Largest accumulated attention plus the recent tokens (H2O, Zhang 2023); sinks exempt."""
+class Ranked:
+    """Base of policies that keep the best tokens by some score, the `recent` last ones, and the sinks."""
 
-    recent: int = 128
-    keep: "Keep | float | int" = field(default_factory=lambda: Keep.of(0.2))
+    recent: int = 32
+    keep: "Keep | float | int" = field(default_factory=lambda: Keep.of(0.5))
     sinks: int = DEFAULT_SINKS
+    name: ClassVar[str]
     needs_queries: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -186,36 +187,30 @@ class H2O:
         return _block_target(Keep.of(self.keep), token_count, block_size, self.sinks + self.recent)
 
     def __str__(self) -> str:
-        return f"h2o(sinks={self.sinks}, recent={self.recent}, keep={self.keep})"
+        return f"{self.name}(sinks={self.sinks}, recent={self.recent}, keep={self.keep})"
 
 
 @dataclass(frozen=True)
-class KeyDiff:
+class H2O(Ranked):
+    """Largest accumulated attention plus the recent tokens (H2O, Zhang 2023); sinks exempt."""
+
+    recent: int = 128
+    keep: "Keep | float | int" = field(default_factory=lambda: Keep.of(0.2))
+    name: ClassVar[str] = "h2o"
+
+
+@dataclass(frozen=True)
+class KeyDiff(Ranked):
     """The keys that differ most from all others, sinks and recent tokens (KeyDiff, Park et al. 2025).
 
     Looks at keys alone: it needs neither queries nor scores, and does not know what will be asked.
     """
 
-    recent: int = 32
-    keep: "Keep | float | int" = field(default_factory=lambda: Keep.of(0.5))
-    sinks: int = DEFAULT_SINKS
-    needs_queries: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _as_keep(self)
-        _whole(self, "recent", 0, MAX_WINDOW)
-        _whole(self, "sinks", 0, MAX_WINDOW)
-
-    def target_tokens(self, token_count: int, block_size: int) -> int:
-        """C: the kept amount in whole blocks, or N if that is no less."""
-        return _block_target(Keep.of(self.keep), token_count, block_size, self.sinks + self.recent)
-
-    def __str__(self) -> str:
-        return f"keydiff(sinks={self.sinks}, recent={self.recent}, keep={self.keep})"
+    name: ClassVar[str] = "keydiff"
 
 
 @dataclass(frozen=True)
-class ExpectedAttention:
+class ExpectedAttention(Ranked):
     """What queries like those given would attend to, whatever they ask (Expected Attention, Devoto 2025).
 
     Queries are taken as normally distributed, with mean and covariance of those given per query head: then
@@ -223,22 +218,8 @@ class ExpectedAttention:
     positions to come: see kvd_client.future_queries. Sinks and the last `recent` tokens stay.
     """
 
-    recent: int = 32
-    keep: "Keep | float | int" = field(default_factory=lambda: Keep.of(0.5))
-    sinks: int = DEFAULT_SINKS
+    name: ClassVar[str] = "expected"
     needs_queries: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _as_keep(self)
-        _whole(self, "recent", 0, MAX_WINDOW)
-        _whole(self, "sinks", 0, MAX_WINDOW)
-
-    def target_tokens(self, token_count: int, block_size: int) -> int:
-        """C: the kept amount in whole blocks, or N if that is no less."""
-        return _block_target(Keep.of(self.keep), token_count, block_size, self.sinks + self.recent)
-
-    def __str__(self) -> str:
-        return f"expected(sinks={self.sinks}, recent={self.recent}, keep={self.keep})"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 from kvd.policy import Streaming
 
 from .blocks import NULL_BLOCK, BlockState
-from .lease import Compacting, Ending, Lease, LeaseState, Lending, Scrubbing
+from .lease import LIVE, Compacting, Ending, Lease, LeaseState, Lending, Scrubbing
 from .parked import Fetching, Promotion, Tier
 from .pins import Pin
 from .pool import Pool
@@ -16,7 +16,7 @@ from .registry import Registry
 from .session import SessionState
 from .tiers import slot_bytes
 
-LIVE = (LeaseState.ACTIVE, LeaseState.RESTING)
+HAVE_BLOCKS = (LeaseState.ACTIVE, LeaseState.RESTING)  # of the living; a suspended lease has slots
 
 
 class InvariantError(AssertionError):
@@ -104,7 +104,7 @@ def _check_lease(registry: Registry, lease: Lease) -> None:
         settled = lease.fate not in LIVE or lease.job is not None
         _hold(session.state is not SessionState.EXPIRED or settled, f"{name} outlived its session's TTL")
     _hold(lease.ending is None or lease.job is not None, f"{name} is idle but waits to end")
-    if lease.fate in (*LIVE, LeaseState.LOST, LeaseState.SHELVED):
+    if lease.fate in (*HAVE_BLOCKS, LeaseState.LOST, LeaseState.SHELVED):
         _hold(lease.length <= lease.capacity, f"{name} has {lease.length} slots in use of {lease.capacity}")
     _hold(lease.length <= lease.position, f"{name} has more slots in use than positions")
     _hold(lease.compressed_length <= lease.length, f"{name}: more explicit positions than slots in use")
@@ -120,7 +120,7 @@ def _check_lease(registry: Registry, lease: Lease) -> None:
     _hold(not (suspended and lease.blocks), f"{name} is suspended and has blocks")
     if isinstance(lease.job, Lending):
         _hold(lease.job.borrower_lease_id in registry.leases, f"{name} lends queries to nobody")
-    if isinstance(lease.policy, Streaming) and lease.fate in LIVE:
+    if isinstance(lease.policy, Streaming) and lease.fate in HAVE_BLOCKS:
         wanted = lease.policy.capacity_blocks(lease.block_size)
         _hold(len(lease.blocks) == wanted, f"{name} streams in {len(lease.blocks)} blocks, not {wanted}")
 

@@ -31,6 +31,10 @@ class LeaseState(StrEnum):
     SUSPENDED = "suspended"
 
 
+LIVE = (LeaseState.ACTIVE, LeaseState.RESTING, LeaseState.SUSPENDED)
+"""What a lease is that its worker can go on with, one way or another."""
+
+
 class Ending(StrEnum):
     """What happens to a busy lease as soon as its job has ended."""
 

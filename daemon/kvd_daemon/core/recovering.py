@@ -14,7 +14,7 @@ from .copies import drop_copies, forget_pool
 from .ending import end_session, unshelve
 from .fetching import abort_fetch, lose_parked
 from .jobs import abort
-from .lease import BlockTable, Compacting, Lease, LeaseState, Observing, Scrubbing
+from .lease import LIVE, BlockTable, Compacting, Lease, LeaseState, Observing, Scrubbing
 from .moving import forget_moves
 from .parked import Fetching, Stowing, Tier
 from .pool import Pool
@@ -44,7 +44,6 @@ class Recovered:
     lost_pools: list[Pool]
 
 
-LIVE = (LeaseState.ACTIVE, LeaseState.RESTING, LeaseState.SUSPENDED)
 BACK = (*LIVE, LeaseState.SHELVED)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 import grpc
@@ -145,6 +145,16 @@ def _repeated(engine: Engine, call: Call, known: "bytes | asyncio.Future[Any]") 
     reply = getattr(pb, call.method.removesuffix("Request") + "Response").FromString(known)
     reply.epoch = engine.epoch
     return reply
+
+
+async def carried_out(
+    engine: Engine,
+    opened: OpenSession,
+    request: Any,
+    work: Callable[[Conclude[Reply]], Coroutine[Any, Any, Reply]],
+) -> Reply:
+    """As `once`, for what takes its time: `work` runs to its end whoever stops waiting for it."""
+    return await settled(begun(engine, opened, request, lambda conclude: engine.spawn(work(conclude))))
 
 
 async def settled(outcome: "Reply | asyncio.Future[Reply]") -> Reply:

@@ -22,7 +22,7 @@ from kvd_daemon.engine.health import HealthState
 from kvd_daemon.engine.kernel_jobs import Given
 from kvd_daemon.engine.sessions import OpenSession
 
-from .answering import Act, Answering, Conclude, Context, answered, begun, once, settled
+from .answering import Act, Answering, Conclude, Context, answered, begun, carried_out, once, settled
 from .calls import extended, granted, growth_of, wishes_of
 from .requests import asker_of, progress_of, queries_of, refuse_another_pool, rope_of
 from .views import report, show_lease
@@ -101,13 +101,8 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
     @answered
     async def Compress(self, request: pb.CompressRequest, context: Context) -> pb.CompressResponse:
         opened = self.engine.sessions.by_token(request.session_token)
-        return await settled(
-            begun(
-                self.engine,
-                opened,
-                request,
-                lambda conclude: self.engine.spawn(self._compress(opened, request, conclude)),
-            )
+        return await carried_out(
+            self.engine, opened, request, lambda conclude: self._compress(opened, request, conclude)
         )
 
     async def _compress(
@@ -135,13 +130,8 @@ class LeaseService(Answering, kvd_pb2_grpc.LeaseServiceServicer):
     @answered
     async def Observe(self, request: pb.ObserveRequest, context: Context) -> pb.ObserveResponse:
         opened = self.engine.sessions.by_token(request.session_token)
-        return await settled(
-            begun(
-                self.engine,
-                opened,
-                request,
-                lambda conclude: self.engine.spawn(self._observe(opened, request, conclude)),
-            )
+        return await carried_out(
+            self.engine, opened, request, lambda conclude: self._observe(opened, request, conclude)
         )
 
     async def _observe(

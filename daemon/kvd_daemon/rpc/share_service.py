@@ -3,6 +3,7 @@
 # ruff: noqa: N802 - the methods are named by the proto
 
 import asyncio
+from collections.abc import Callable
 
 from kvd.convert import policy_to_proto
 from kvd.errors import DeviceUnavailableError, InvalidArgumentError
@@ -12,8 +13,9 @@ from kvd_daemon.core import Change, Fetched, Lease, Offer
 from kvd_daemon.engine.admission import Asker
 from kvd_daemon.engine.health import HealthState
 from kvd_daemon.engine.sessions import OpenSession
+from kvd_daemon.engine.spilling import Parcel
 
-from .answering import Answering, Conclude, Context, answered, begun, once, settled
+from .answering import Answering, Conclude, Context, Reply, answered, begun, carried_out, once, settled
 from .requests import asker_of, progress_of, refuse_another_pool, wait_of
 from .views import show_lease
 
@@ -128,13 +130,8 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
     @answered
     async def Suspend(self, request: pb.SuspendRequest, context: Context) -> pb.SuspendResponse:
         opened = self.engine.sessions.by_token(request.session_token)
-        return await settled(
-            begun(
-                self.engine,
-                opened,
-                request,
-                lambda conclude: self.engine.spawn(self._suspend(opened, request, conclude)),
-            )
+        return await carried_out(
+            self.engine, opened, request, lambda conclude: self._suspend(opened, request, conclude)
         )
 
     async def _suspend(
@@ -150,15 +147,25 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
     @answered
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:
         """A call that waits for blocks has not begun yet: it ends with its caller."""
-        engine, opened = self.engine, self.engine.sessions.by_token(request.session_token)
         place = request.lease_id, False
+        return await self._brought_back(
+            request, context, place, lambda asker, conclude: self._resume(asker, request, conclude)
+        )
+
+    async def _brought_back(
+        self,
+        request: pb.ResumeRequest | pb.RestoreRequest,
+        context: Context,
+        place: Parcel,
+        act: Callable[[Asker, Conclude[Reply]], "asyncio.Future[Reply]"],
+    ) -> Reply:
+        """What `act` answers when `place` is at hand and there are blocks for it."""
+        engine, opened = self.engine, self.engine.sessions.by_token(request.session_token)
         async with engine.spilling.at_hand(place, opened.session_id, request.max_wait.ToNanoseconds()):
             asker = asker_of(opened, request, context.time_remaining)
             outcome = await engine.admission.admitted(
                 asker,
-                lambda: begun(
-                    engine, opened, request, lambda conclude: self._resume(asker, request, conclude)
-                ),
+                lambda: begun(engine, opened, request, lambda conclude: act(asker, conclude)),
             )
         return await settled(outcome) if isinstance(outcome, asyncio.Future) else outcome
 
@@ -176,17 +183,10 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
     @answered
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:
         """A call that waits for blocks has not begun yet: it ends with its caller."""
-        engine, opened = self.engine, self.engine.sessions.by_token(request.session_token)
         place = request.progress.lease_id, True
-        async with engine.spilling.at_hand(place, opened.session_id, request.max_wait.ToNanoseconds()):
-            asker = asker_of(opened, request, context.time_remaining)
-            outcome = await engine.admission.admitted(
-                asker,
-                lambda: begun(
-                    engine, opened, request, lambda conclude: self._restore(asker, request, conclude)
-                ),
-            )
-        return await settled(outcome) if isinstance(outcome, asyncio.Future) else outcome
+        return await self._brought_back(
+            request, context, place, lambda asker, conclude: self._restore(asker, request, conclude)
+        )
 
     def _restore(
         self, asker: Asker, request: pb.RestoreRequest, conclude: Conclude[pb.RestoreResponse]
