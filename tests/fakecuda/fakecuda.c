@@ -22,6 +22,7 @@
  * FAKECUDA_HOOK         Python module to import before the first kernel is loaded: it calls fakecuda_set_hook
  * FAKECUDA_DIR/lost-N   while this file is there, GPU N has fallen off the bus
  * FAKECUDA_DIR/die-PID  the hook kills the process in the kernel whose name begins with its content
+ * FAKECUDA_DIR/die-copying-PID  the process is killed in the middle of so many a copy from now on
  * CUDA_VISIBLE_DEVICES  as the driver reads it: indexes, UUIDs, abbreviated ones; the list ends at nonsense
  */
 #define _GNU_SOURCE
@@ -31,6 +32,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

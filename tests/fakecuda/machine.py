@@ -83,6 +83,10 @@ class FakeGpus:
         """The process dies in the middle of its next kernel whose name begins so; some bytes are written."""
         (self.folder / f"die-{pid}").write_text(name)
 
+    def kill_in_copy(self, pid: int, copies: int) -> None:
+        """The process dies in the middle of the copy that is so many from now; half of it is done."""
+        (self.folder / f"die-copying-{pid}").write_text(str(copies))
+
     def rdma_capable(self) -> list[bool]:
         """Of all memory there is."""
         return [bool(path.stat().st_mode & 0o040) for path in self.folder.glob("memory-*")]

@@ -2,22 +2,39 @@
 
 /* ---- copies: refused, not crashing, outside of device memory */
 
+static void copy(void *to, const void *from, size_t bytes) {
+  static char path[4096]; /* of what a test wishes: see fakecuda.c */
+  if (!*path) snprintf(path, sizeof path, "%s/die-copying-%d", getenv("FAKECUDA_DIR"), getpid());
+  FILE *wish = fopen(path, "r+");
+  int left = 0;
+  if (wish) {
+    if (fscanf(wish, "%d", &left) != 1) left = 0;
+    rewind(wish);
+    fprintf(wish, "%d ", left - 1);
+    fclose(wish);
+  }
+  if (wish && left <= 1) {
+    memcpy(to, from, bytes / 2);
+    kill(getpid(), SIGKILL);
+  }
+  memcpy(to, from, bytes);
+}
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
   NEED_CONTEXT;
   CUresult code = accessible(to, bytes, 1);
-  if (!code) memcpy((void *)to, from, bytes);
+  if (!code) copy((void *)to, from, bytes);
   return code;
 }
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
   NEED_CONTEXT;
   CUresult code = accessible(from, bytes, 0);
-  if (!code) memcpy(to, (void *)from, bytes);
+  if (!code) copy(to, (void *)from, bytes);
   return code;
 }
 CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
   NEED_CONTEXT;
   CUresult code = accessible(to, bytes, 1) || accessible(from, bytes, 0);
-  if (!code) memcpy((void *)to, (void *)from, bytes);
+  if (!code) copy((void *)to, (void *)from, bytes);
   return code;
 }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream s) { return cuMemcpyHtoD_v2(to, from, bytes); }

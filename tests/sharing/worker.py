@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import hashlib
 import json
 import sys
 from typing import Any
@@ -13,6 +14,7 @@ from kvd_client._host_memory import HostPoolMemory
 
 PATIENCE_S = 60.0  # for a daemon that is being replaced on a machine with other work
 SPEC = kvd_client.KVSpec(layers=2, kv_heads=2, head_dim_k=8, head_dim_v=16, dtype="float32", block_size=16)
+H2O = kvd_client.H2O(sinks=4, recent=8, keep=0.5)
 
 
 class Desk:
@@ -24,8 +26,9 @@ class Desk:
         self.leases: dict[str, kvd_client.Lease] = {}
         self.held: list[Any] = []
 
-    def pool(self, name: str, blocks: int = 0, read_only: bool = False) -> str:
-        self.pools[name] = self.client.pool(name, SPEC if blocks else None, blocks, read_only)
+    def pool(self, name: str, blocks: int = 0, read_only: bool = False, layout: str = SPEC.layout) -> str:
+        spec = dataclasses.replace(SPEC, layout=layout) if blocks else None
+        self.pools[name] = self.client.pool(name, spec, blocks, read_only)
         return self.pools[name].pool_id
 
     def fill(self, pool: str, lease: str, tokens: int, value: float, stream: int | None = None) -> list[int]:
@@ -50,6 +53,12 @@ class Desk:
             found.append((k[:, 0, 0] - 1000 * layer).tolist())
         assert found[0] == found[1], "layers of different tokens"
         return found[0]
+
+    def content(self, lease: str) -> list[str]:
+        """Digests of all it holds: positions, keys and values."""
+        held = self.leases[lease]
+        rows = [part for layer in range(SPEC.layers) for part in held.gather(layer, "numpy")]
+        return [hashlib.sha256(part.tobytes()).hexdigest() for part in (held.kept_positions(), *rows)]
 
     def peek(self, pool: str, block_ids: list[int]) -> list[float]:
         """The first key of each slot of anybody's blocks."""
@@ -98,7 +107,7 @@ class Desk:
             k[1] = 0
         return float(k[1, 0, 0, 0])
 
-    def compress(self, lease: str, method: str) -> tuple[int, list[int]]:
+    def compress(self, lease: str, method: str, park: bool = False) -> tuple[int, list[int]]:
         """Tokens kept, and the first head's positions."""
         held = self.leases[lease]
         queries = np.ones((SPEC.layers, 8, 4, 8), np.float32) / 1e4
@@ -107,10 +116,35 @@ class Desk:
         elif method == "expected":
             held.compress(kvd_client.ExpectedAttention(recent=8, keep=0.25), queries=queries)
         elif method == "h2o":
-            held.compress(kvd_client.H2O(sinks=4, recent=8, keep=0.25), queries=queries)
+            held.compress(H2O, queries=queries)
+        elif method == "h2o by what was observed":
+            held.compress(H2O)
         else:
-            held.compress(kvd_client.SnapKV(window=8, keep=0.25), queries=queries)
+            held.compress(kvd_client.SnapKV(window=8, keep=0.25), queries=queries, park=park)
         return held.length, held.kept_positions()[0, 0].tolist()
+
+    def observe(self, lease: str) -> None:
+        self.leases[lease].observe(np.ones((SPEC.layers, 40, 4, 8), np.float32))
+
+    def suspend(self, lease: str) -> None:
+        self.leases[lease].suspend()
+
+    def resume(self, lease: str) -> None:
+        self.leases[lease].resume()
+
+    def restore(self, lease: str) -> int:
+        return self.leases[lease].restore()
+
+    def fork(self, lease: str, child: str) -> None:
+        [self.leases[child]] = self.leases[lease].fork()
+
+    def prompt(self, pool: str, lease: str, tokens: int) -> int:
+        """A lease for the numbers from 0; how many of them are there already."""
+        made = self.leases[lease] = self.pools[pool].lease(prompt=range(tokens))
+        return made.prefix_tokens
+
+    def seal(self, lease: str) -> None:
+        self.leases[lease].seal_prompt()
 
     def hold_view(self, pool: str) -> dict[str, Any]:
         """A view by a framework: cupy's stand-in, where there is a GPU."""

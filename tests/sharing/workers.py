@@ -20,6 +20,7 @@ GPU_KINDS = ("cuda", "cuda_legacy")
 KINDS = ("host", *GPU_KINDS)
 MEMORY = 64 << 20  # bytes of a device that kvd may use
 FAKE_MEMORY = 1 << 30  # bytes of a stand-in: pools of all tests stay, two MiB each at least
+TIER = ("--host-tier", "2MiB")
 REAL_KINDS = {"gpu": (), "gpu_legacy": ("--gpu-sharing", "legacy")}
 OWNER = "kvd_daemon.device.legacy_owner"
 KERNEL_WORKER = "kvd_daemon.kernel.worker"
@@ -114,16 +115,16 @@ def site(kind: str, folder: Path) -> Iterator[Site]:
     """64 MiB of the first of two fake GPUs, which have more; or as much of the host, or of a real GPU."""
     size = str(MEMORY)
     if kind == "host":
-        with running_kvd(folder, "--host-memory", size) as kvd:
+        with running_kvd(folder, "--host-memory", size, *TIER) as kvd:
             yield from _cleared(Site(kind, kvd, "host0"))
         return
     if kind in REAL_KINDS:
-        with running_kvd(folder, "--gpus", "0", "--memory", size, *REAL_KINDS[kind]) as kvd:
+        with running_kvd(folder, "--gpus", "0", "--memory", size, *TIER, *REAL_KINDS[kind]) as kvd:
             yield from _cleared(Site(kind, kvd, "gpu0"))
         return
     old = {"no_vmm": 3} if kind == "cuda_legacy" else {}
     with fake_gpus(devices=2, memory=FAKE_MEMORY, **old) as gpus:
-        arguments = ("--gpus", "0", "--memory", size)
+        arguments = ("--gpus", "0", "--memory", size, *TIER)
         environment = gpus.full_environment({ALLOCATOR: "expandable_segments:True"})
         with running_kvd(folder, *arguments, environment=environment) as kvd:
             yield from _cleared(Site(kind, kvd, "gpu0", gpus))
