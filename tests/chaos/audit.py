@@ -15,8 +15,8 @@ def findings(stage: Stage, states: list[dict[str, Any]]) -> list[str]:
     for state in states:
         for lease_id, lease in state["leases"].items():
             said, table = stage.table_of(int(lease_id))
-            if said != "active" or table != lease["table"]:
-                found.append(f"lease {lease_id} is {said} with {table}, its worker has {lease['table']}")
+            if lease["state"] and (said, table) != (lease["state"], lease["table"]):
+                found.append(f"lease {lease_id} is {said} with {table}, its worker has {lease}")
             shared.update(table[: lease["sealed"]])
             writable.update(table[lease["sealed"] :])
     found += [

@@ -50,6 +50,14 @@ def stop_kernel_worker(stage: Stage, rng: random.Random) -> float:
     return _kill_and_await_kernel(stage, signal.SIGSTOP)
 
 
+def kill_disk_worker(stage: Stage, rng: random.Random) -> float:
+    """What it was moving stays where it was."""
+    stage.recovered_after(lambda: bool(stage.disk_worker()), "a disk worker")
+    pid = stage.disk_worker()
+    os.kill(pid, signal.SIGKILL)
+    return stage.recovered_after(lambda: stage.disk_worker() not in (0, pid), "another disk worker")
+
+
 def kill_daemon(stage: Stage, rng: random.Random) -> float:
     pid = stage.kvd.daemon_pid()
     os.kill(pid, signal.SIGKILL)
@@ -104,6 +112,7 @@ FAULTS: dict[Fault, int] = {
     stop_worker_beyond_ttl: 1,
     kill_kernel_worker: 3,
     stop_kernel_worker: 1,
+    kill_disk_worker: 2,
     kill_daemon: 4,
     kill_daemon_at_its_journal: 4,
     stop_daemon: 2,

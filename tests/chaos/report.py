@@ -21,6 +21,7 @@ class Outcome:
     checked_bytes: int = 0
     wrong_bytes: int = 0
     audits: int = 0
+    most_on_disk_bytes: int = 0
     unexcused: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -51,6 +52,7 @@ class Outcome:
         lines += ["", "actions   " + _counts(self.actions), "errors    " + _counts(self.errors)]
         lines += ["excused   " + _counts(self.lost_leases), *(f"left out  {why}" for why in self.left_out)]
         lines += [f"checked   {self.checked_bytes / 2**20:.1f} MiB, wrong or lost bytes: {self.wrong_bytes}"]
+        lines += [f"on disk   {self.most_on_disk_bytes / 2**10:.0f} KiB at most, when it was looked at"]
         return [*lines, *(f"UNEXCUSED {what}" for what in self.unexcused)]
 
 

@@ -19,6 +19,7 @@ from .faults import FAULTS, Fault, fill_run_dir, mounted_tmpfs
 from .report import Outcome
 from .stage import PATIENCE_S, Stage
 from .unmounting import unmounted
+from .worker import POOL
 
 AUDIT_EVERY = 4  # faults
 CALM_S = (0.2, 1.2)  # between two faults: time to do something that can be lost
@@ -86,7 +87,10 @@ def _inflict(stage: Stage, outcome: Outcome, faults: dict[Fault, int]) -> None:
 
 def _audit(stage: Stage, outcome: Outcome) -> None:
     states = stage.pause()
+    stage.drop_pins()
     outcome.unexcused += findings(stage, states)
+    on_disk = stage.status().disk_tier_used_bytes
+    outcome.most_on_disk_bytes = max(outcome.most_on_disk_bytes, on_disk)
     outcome.audits += 1
     stage.resume()
 
@@ -115,6 +119,7 @@ def _end(stage: Stage, outcome: Outcome, before: tuple[int, int]) -> None:
             continue
         outcome.add_worker(worker.state())
     stage.recovered_after(lambda: not stage.session_pids(), "all sessions to end")
+    stage.drop_pins()
     pool = stage.status().pools[0]
     left = {
         "leased": pool.blocks_leased,
@@ -122,6 +127,13 @@ def _end(stage: Stage, outcome: Outcome, before: tuple[int, int]) -> None:
         "quarantined": pool.blocks_quarantined,
     }
     outcome.unexcused += [f"{count} blocks {state} at the end" for state, count in left.items() if count]
+    stage.daemon.drop_pool(POOL)
+    tiers = stage.status()
+    if tiers.host_tier_used_bytes or tiers.disk_tier_used_bytes:
+        outcome.unexcused.append(
+            f"nobody's: {tiers.host_tier_used_bytes} bytes of the host tier, "
+            f"{tiers.disk_tier_used_bytes} of the disk"
+        )
     descriptors, resident = stage.supervisor_costs()
     if descriptors > before[0]:
         outcome.unexcused.append(f"the supervisor has {descriptors} descriptors, {before[0]} at the start")

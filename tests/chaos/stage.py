@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 from tests.client.daemon import Daemon
-from tests.running_kvd import RunningKvd, is_alive, start_kvd
+from tests.running_kvd import RunningKvd, command_of, is_alive, start_kvd
 
 import kvd_client
 from kvd.errors import KvdError
@@ -23,11 +24,14 @@ from kvd.v1 import kvd_pb2 as pb
 from .pattern import SPEC
 from .worker import BLOCKS, POOL
 
+HOST_TIER, DISK_TIER = "512KiB", "2MiB"  # 128 and 512 blocks' slots
+PIN_BLOCKS = 40  # of all workers together
 TTL_S = 6.0  # of a session; short, so that long silences fit into a short run
 PATIENCE_S = 60.0  # for a recovery, before it counts as none
 LOOK_S = 0.002  # between two looks while a recovery is timed
 ASK_S = 3.0  # deadline of one question to the daemon
 MAX_LOG_CHARS = 4000  # of each log that is shown when a run fails
+DISK_WORKER = "kvd_daemon.kernel.disk_worker"
 HERE = Path(__file__).parent
 
 
@@ -59,10 +63,19 @@ class Stage:
         os.environ["KVD_CHAOS_TTL_S"] = str(TTL_S)
         paths = [str(HERE / "inject"), os.environ.get("PYTHONPATH", "")]
         with _environment("PYTHONPATH", os.pathsep.join(path for path in paths if path)):
-            self.kvd = start_kvd(self.folder, "--host-memory", "64MiB", "--session-ttl", f"{TTL_S}s")
+            self.kvd = start_kvd(self.folder, *self._options())
         self.kvd.wait_until_ready()
         with kvd_client.connect(self.kvd.run_dir) as client:
             client.pool(POOL, SPEC, BLOCKS)
+
+    def _options(self) -> list[str]:
+        """Tiers that a few suspended leases fill, and pins for everybody."""
+        config = self.folder / "kvd.toml"
+        config.write_text(f'[tenants."*"]\npin_blocks = {PIN_BLOCKS}\n')
+        return [
+            *("--config", str(config), "--session-ttl", f"{TTL_S}s", "--host-memory", "64MiB"),
+            *("--host-tier", HOST_TIER, "--spill-dir", str(self.folder.parent), "--spill-size", DISK_TIER),
+        ]
 
     @property
     def daemon(self) -> Daemon:
@@ -92,9 +105,14 @@ class Stage:
         return {session.pid for session in listed.sessions}
 
     def table_of(self, lease_id: int) -> tuple[str, list[int]]:
-        """A lease's state and block table as the daemon knows them."""
+        """A lease's state and block table as the daemon knows them; "unknown" if it does not."""
         with self.daemon.admin() as admin:
-            found = admin.GetLease(pb.GetLeaseRequest(lease_id=lease_id), timeout=ASK_S)
+            try:
+                found = admin.GetLease(pb.GetLeaseRequest(lease_id=lease_id), timeout=ASK_S)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.NOT_FOUND:
+                    raise
+                return "unknown", []
         return found.lease.state, [run.start + i for run in found.table for i in range(run.count)]
 
     def lease_round_trip(self) -> bool:
@@ -114,6 +132,11 @@ class Stage:
             time.sleep(LOOK_S)
         return time.monotonic() - began
 
+    def disk_worker(self) -> int:
+        """Its pid, 0 if there is none just now."""
+        children = psutil.Process(self.kvd.daemon_pid()).children()
+        return next((one.pid for one in children if DISK_WORKER in command_of(one)), 0)
+
     # Pausing.
 
     def pause(self) -> list[dict[str, Any]]:
@@ -127,6 +150,11 @@ class Stage:
                 f"an answer of worker {worker.number}",
             )
         return [worker.state() for worker in self.workers]
+
+    def drop_pins(self) -> None:
+        """Whoever made them may be dead; a pin outlives its maker."""
+        for pin in self.daemon.pins(POOL):
+            self.daemon.drop_pin(pin.pin_id)
 
     def resume(self) -> None:
         for worker in self.workers:
@@ -163,8 +191,6 @@ class Stage:
 
 def _holds(condition: Callable[[], bool]) -> bool:
     """A daemon that is not there does not hold anything."""
-    import grpc
-
     try:
         return condition()
     except (grpc.RpcError, KvdError, psutil.NoSuchProcess):

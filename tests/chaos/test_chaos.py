@@ -20,5 +20,6 @@ def test_nothing_is_lost_leaked_or_owned_twice_whatever_dies(tmp_path: Path) -> 
     assert outcome.wrong_bytes == 0
     assert outcome.checked_bytes > 0
     assert outcome.audits > 0
+    assert outcome.most_on_disk_bytes > 0
     assert outcome.faults["crash_loop"] == 5
     assert json.loads(json.dumps(outcome.as_dict()))["seed"] == SEED
