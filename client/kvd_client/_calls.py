@@ -4,6 +4,7 @@ A call that broke off (deadline, connection) may have been carried out. Its leas
 next call about any of them repeats it first, with the same request id, to learn what it did.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -34,10 +35,10 @@ class LeaseCall:
     request: SessionRequest
     apply: Callable[[Any], None]
 
-    def make(self, session: Session, timeout_s: float | None = None) -> Any:
+    def make(self, session: Session, deadline: float) -> Any:
         """The answer, already applied. The caller holds the leases' locks."""
         try:
-            answer = session.call(self.method, self.request, self._check, timeout_s)
+            answer = session.call(self.method, self.request, self._check, deadline)
         except (DeadlineExceededError, DeviceUnavailableError):
             self._leave_unanswered(self)
             raise
@@ -60,15 +61,18 @@ class LeaseCall:
 
 
 @contextmanager
-def held(session: Session, leases: Sequence[Callee]) -> Iterator[None]:
+def held(session: Session, leases: Sequence[Callee], deadline: float) -> Iterator[None]:
     """These leases locked (in the order of their ids, so that nobody waits in a circle), usable, and with
-    no call left unanswered. Raises what makes one unusable, or why the repeated call failed."""
+    no call left unanswered. Raises what makes one unusable, or why the repeated call failed.
+
+    Ends by the deadline of who asks, whatever time the repeated call had, or another thread's call has.
+    """
     ordered = sorted(leases, key=lambda lease: lease.lease_id)
     while True:
         with ExitStack() as stack:
             for lease in ordered:
                 lease.check()
-                stack.enter_context(lease.lock)
+                stack.enter_context(_locked(lease, deadline))
                 lease.check()
             call = next((lease.unanswered for lease in ordered if lease.unanswered is not None), None)
             if call is None:
@@ -76,15 +80,27 @@ def held(session: Session, leases: Sequence[Callee]) -> Iterator[None]:
                 return
         with ExitStack() as stack:
             for lease in sorted(call.leases, key=lambda lease: lease.lease_id):
-                stack.enter_context(lease.lock)
+                stack.enter_context(_locked(lease, deadline))
             if call.leases[0].unanswered is call:
-                _repeat(call, session)
+                _repeat(call, session, deadline)
 
 
-def _repeat(call: LeaseCall, session: Session) -> None:
+@contextmanager
+def _locked(lease: Callee, deadline: float) -> Iterator[None]:
+    if not lease.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        raise DeadlineExceededError(
+            f"another thread's call about lease {lease.lease_id} took all the time; nothing was asked"
+        )
+    try:
+        yield
+    finally:
+        lease.lock.release()
+
+
+def _repeat(call: LeaseCall, session: Session, deadline: float) -> None:
     """A refusal says that the call changed nothing, which is all there is to know."""
     try:
-        call.make(session)
+        call.make(session, deadline)
     except KvdError:
         if call.leases[0].unanswered is call:
             raise

@@ -91,20 +91,21 @@ class Client:
         if spec is not None and not isinstance(spec, KVSpec):
             raise refused("spec", spec, "a kvd_client.KVSpec, such as KVSpec.from_hf(config),")
         session.check_usable()
+        deadline = session.deadline()
         if spec is None:
             if blocks:
                 raise InvalidArgumentError(
                     f"blocks={blocks} without a spec; pool(name, spec, blocks) creates"
                 )
             found: pb.GetPoolResponse = session.ask(
-                session.pool_service.GetPool, pb.GetPoolRequest(name=name)
+                session.pool_service.GetPool, pb.GetPoolRequest(name=name), deadline
             )
             spec = spec_from_proto(found.pool.spec)
         request = pb.CreatePoolRequest(
             request_id=new_request_id(), name=name, spec=spec_to_proto(spec), blocks=blocks
         )
-        answer = self._created(request)
-        pool = self._attach(answer, spec, not read_only)
+        answer = self._created(request, deadline)
+        pool = self._attach(answer, spec, not read_only, deadline)
         if blocks and pool.blocks != blocks:
             warnings.warn(
                 f"pool {name!r} is there with {pool.blocks} blocks, not {blocks}; it stays as it is until it "
@@ -114,27 +115,28 @@ class Client:
             )
         return pool
 
-    def _created(self, request: pb.CreatePoolRequest) -> pb.CreatePoolResponse:
+    def _created(self, request: pb.CreatePoolRequest, deadline: float) -> pb.CreatePoolResponse:
         """Waits within the client's timeout for memory that is on its way back: that of killed processes."""
-        session, deadline_s = self._session, time.monotonic() + self._session.timeout_s
+        session = self._session
         while True:
             try:
                 answer: pb.CreatePoolResponse = session.call(
-                    session.pool_service.CreatePool, request, session.check_usable
+                    session.pool_service.CreatePool, request, session.check_usable, deadline
                 )
                 return answer
             except DeviceFullError as full:
                 pause_s = (full.retry_after_ns or 0) / 1e9
-                if not pause_s or time.monotonic() + pause_s > deadline_s:
+                if not pause_s or time.monotonic() + pause_s > deadline:
                     raise
                 time.sleep(pause_s)
                 request.request_id = new_request_id()
 
-    def _attach(self, answer: pb.CreatePoolResponse, spec: KVSpec, writable: bool) -> Pool:
+    def _attach(self, answer: pb.CreatePoolResponse, spec: KVSpec, writable: bool, deadline: float) -> Pool:
         session = self._session
-        identity = session.connected()
+        identity = session.connected(deadline)
         path = session.endpoint.attach_path
-        descriptors = ask_memory(path, identity.token, answer.pool.name, session.timeout_s)
+        left_s = max(0.0, deadline - time.monotonic())
+        descriptors = ask_memory(path, identity.token, answer.pool.name, left_s)
         try:
             if descriptors.pool_id != answer.pool.pool_id:
                 raise PoolNotFoundError(

@@ -79,6 +79,7 @@ def _ask(lease: Fenced, session: Session) -> None:
     def apply(answer: pb.ReleaseBlocksResponse) -> None:
         lease.learn(lease.state.after(answer.lease))
 
-    with held(session, [lease]):
+    deadline = session.deadline()
+    with held(session, [lease], deadline):
         request = pb.ReleaseBlocksRequest(request_id=new_request_id(), progress=lease.progress())
-        LeaseCall([lease], session.lease_service.ReleaseBlocks, request, apply).make(session)
+        LeaseCall([lease], session.lease_service.ReleaseBlocks, request, apply).make(session, deadline)

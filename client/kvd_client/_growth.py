@@ -53,7 +53,9 @@ class Growth:
         return Skip(self.tokens, answer.skip_after, skipped)
 
 
-def grow(session: Session, growths: Sequence[Growth], block_size: int, wait_s: float = 0.0) -> None:
+def grow(
+    session: Session, growths: Sequence[Growth], block_size: int, deadline: float, wait_s: float
+) -> None:
     """All or none. The caller holds the leases. Only for what is needed it waits, not for blocks ahead.
 
     Raises PoolExhaustedError, QuotaExceededError, LimitExceededError.
@@ -63,12 +65,17 @@ def grow(session: Session, growths: Sequence[Growth], block_size: int, wait_s: f
         return
     if any(growth.ahead_tokens(block_size) for growth in lacking):
         with suppress(PoolExhaustedError, QuotaExceededError):
-            return _ask(session, lacking, [growth.item(block_size, ahead=True) for growth in lacking])
-    _ask(session, lacking, [growth.item(block_size, ahead=False) for growth in lacking], wait_s)
+            ahead = [growth.item(block_size, ahead=True) for growth in lacking]
+            return _ask(session, lacking, ahead, deadline)
+    _ask(session, lacking, [growth.item(block_size, ahead=False) for growth in lacking], deadline, wait_s)
 
 
 def _ask(
-    session: Session, growths: Sequence[Growth], items: Sequence[pb.ExtendItem], wait_s: float = 0.0
+    session: Session,
+    growths: Sequence[Growth],
+    items: Sequence[pb.ExtendItem],
+    deadline: float,
+    wait_s: float = 0.0,
 ) -> None:
     before = [growth.handle.state for growth in growths]
     request = pb.ExtendRequest(request_id=new_request_id(), items=items)
@@ -79,5 +86,4 @@ def _ask(
 
     handles = [growth.handle for growth in growths]
     with waiting(request, wait_s):
-        call = LeaseCall(handles, session.lease_service.Extend, request, apply)
-        call.make(session, session.timeout_s + wait_s)
+        LeaseCall(handles, session.lease_service.Extend, request, apply).make(session, deadline)

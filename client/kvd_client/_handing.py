@@ -31,9 +31,10 @@ def fork(lease: "Lease", count: int) -> "list[Lease]":
         handle.learn(handle.state.after(answer.lease))
         forks.extend(pool.adopt_state(lease.policy, lease.lease_ahead, state) for state in answer.forks)
 
-    with held(session, [handle]):
+    deadline = session.deadline()
+    with held(session, [handle], deadline):
         request = pb.ForkRequest(request_id=new_request_id(), progress=handle.progress(), count=count)
-        LeaseCall([handle], session.share_service.Fork, request, apply).make(session)
+        LeaseCall([handle], session.share_service.Fork, request, apply).make(session, deadline)
     return forks
 
 
@@ -42,10 +43,11 @@ def give(lease: "Lease", key: str, to_session: str, ttl_s: float) -> None:
     where = f"transferred to session {to_session}" if to_session else f"published under {key!r}: adopt it"
     gone = ClosedError(f"lease {lease.lease_id} was {where}")
     session, handle = lease.pool.session, lease.handle
-    with held(session, [handle]):
+    deadline = session.deadline()
+    with held(session, [handle], deadline):
         request = pb.PublishRequest(
             request_id=new_request_id(), progress=handle.progress(), key=key, to_session=to_session
         )
         request.ttl.FromNanoseconds(int(ttl_s * 1e9))
         method = session.share_service.Publish
-        LeaseCall([handle], method, request, lambda _: handle.give_away(gone)).make(session)
+        LeaseCall([handle], method, request, lambda _: handle.give_away(gone)).make(session, deadline)

@@ -205,7 +205,8 @@ class Lease(Parkable, Restable):
     def trim(self) -> int:
         """Give back the blocks that hold no token yet; how many. Asks the daemon."""
         self.pool.check_writable()
-        with held(self._session, [self.handle]):
+        deadline = self._session.deadline()
+        with held(self._session, [self.handle], deadline):
             state = self.handle.state
             unused = state.table[self.pool.spec.blocks_for(state.length) :]
             if unused.size == 0:
@@ -213,7 +214,7 @@ class Lease(Parkable, Restable):
             request = pb.ReleaseBlocksRequest(
                 request_id=new_request_id(), progress=self.handle.progress(), block_ids=unused.tolist()
             )
-            self._make(self._session.lease_service.ReleaseBlocks, request)
+            self._make(self._session.lease_service.ReleaseBlocks, request, deadline)
             return int(unused.size)
 
     def seal(self, prefix_hashes: Sequence[bytes]) -> None:
@@ -224,11 +225,12 @@ class Lease(Parkable, Restable):
         """
         self.pool.check_writable()
         hashes = checked_hashes("prefix_hashes", prefix_hashes)
-        with held(self._session, [self.handle]):
+        deadline = self._session.deadline()
+        with held(self._session, [self.handle], deadline):
             request = pb.SealRequest(
                 request_id=new_request_id(), progress=self.handle.progress(), prefix_hashes=hashes
             )
-            self._make(self._session.lease_service.Seal, request)
+            self._make(self._session.lease_service.Seal, request, deadline)
 
     def seal_prompt(self) -> None:
         """Seal what is written of the prompt that it was leased for: others with that prompt find it.
@@ -342,25 +344,25 @@ class Lease(Parkable, Restable):
         """Make a call that may carry queries, which lie in scratch blocks as long as it lasts."""
         self.pool.check_writable()
         queries, row_lse = tensors
-        patience_s = self._patience_s(timeout)
-        with held(self._session, [self.handle]):
+        deadline = self._session.deadline(self._patience_s(timeout))
+        with held(self._session, [self.handle], deadline):
             if queries is None:
                 request.progress.CopyFrom(self.handle.progress())
-                return self._make(method, request, patience_s)
+                return self._make(method, request, deadline)
             packed = pack_queries(queries, row_lse, self.pool.spec, self.length)
-            with self.pool.scratch(packed.payload) as scratch_lease_id:
+            with self.pool.scratch(packed.payload, deadline) as scratch_lease_id:
                 request.progress.CopyFrom(self.handle.progress())
                 request.queries.CopyFrom(packed.to_proto(scratch_lease_id))
-                return self._make(method, request, patience_s)
+                return self._make(method, request, deadline)
 
-    def _make(self, method: Any, request: Any, timeout: float | None = None) -> Any:
+    def _make(self, method: Any, request: Any, deadline: float) -> Any:
         def apply(answer: Any) -> None:
             if isinstance(answer, pb.ObserveResponse):
                 self.handle.learn(self.handle.state)
             else:
                 self.handle.learn(self.handle.state.after(answer.lease))
 
-        return LeaseCall([self.handle], method, request, apply).make(self._session, timeout)
+        return LeaseCall([self.handle], method, request, apply).make(self._session, deadline)
 
     def __enter__(self) -> "Lease":
         return self

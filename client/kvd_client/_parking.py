@@ -38,10 +38,10 @@ class Parkable:
         KernelWorkerUnavailableError (it is as it was).
         """
         self.pool.check_writable()
-        patience_s = patience_seconds(self.pool.session, timeout)
-        with held(self.pool.session, [self.handle]):
+        deadline = self.pool.session.deadline(patience_seconds(self.pool.session, timeout))
+        with held(self.pool.session, [self.handle], deadline):
             request = pb.SuspendRequest(request_id=new_request_id(), progress=self.handle.progress())
-            _make(self, self.pool.session.share_service.Suspend, request, patience_s, self.handle.leave)
+            _make(self, self.pool.session.share_service.Suspend, request, deadline, self.handle.leave)
 
     def resume(self, wait: float = 0.0, timeout: float | None = None) -> None:
         """Go on with a suspended lease: all it had, in other blocks. Take table and slots anew.
@@ -52,9 +52,10 @@ class Parkable:
         LeaseLostError (what was parked is damaged).
         """
         self.pool.check_writable()
-        wait_s, patience_s = wait_seconds(wait), patience_seconds(self.pool.session, timeout)
+        wait_s, session = wait_seconds(wait), self.pool.session
+        deadline = session.deadline(patience_seconds(session, timeout) + wait_s)
         was_suspended = self.handle.is_suspended
-        with self.handle.roused(LeaseSuspendedError), held(self.pool.session, [self.handle]):
+        with self.handle.roused(LeaseSuspendedError), held(session, [self.handle], deadline):
             if was_suspended and not self.handle.is_suspended:
                 return  # an earlier resume that broke off was carried out, or another thread's
             request = pb.ResumeRequest(
@@ -63,8 +64,7 @@ class Parkable:
                 generation=self.handle.state.generation,
             )
             with waiting(request, wait_s):
-                method, come_back = self.pool.session.share_service.Resume, self.handle.come_back
-                _make(self, method, request, patience_s + wait_s, come_back)
+                _make(self, session.share_service.Resume, request, deadline, self.handle.come_back)
 
     def restore(self, wait: float = 0.0, timeout: float | None = None) -> int:
         """Go back to what it held before its first `compress(park=True)`; by how many tokens it is back.
@@ -75,21 +75,21 @@ class Parkable:
         (it is as it was).
         """
         self.pool.check_writable()
-        wait_s, patience_s = wait_seconds(wait), patience_seconds(self.pool.session, timeout)
-        with held(self.pool.session, [self.handle]):
+        wait_s, session = wait_seconds(wait), self.pool.session
+        deadline = session.deadline(patience_seconds(session, timeout) + wait_s)
+        with held(session, [self.handle], deadline):
             request = pb.RestoreRequest(request_id=new_request_id(), progress=self.handle.progress())
             with waiting(request, wait_s):
-                method = self.pool.session.share_service.Restore
-                answer = _make(self, method, request, patience_s + wait_s, self.handle.learn)
+                answer = _make(self, session.share_service.Restore, request, deadline, self.handle.learn)
                 return int(answer.dropped_tokens)
 
 
 def _make(
-    lease: Parkable, method: Any, request: Any, timeout_s: float, learn: Callable[[SlotState], None]
+    lease: Parkable, method: Any, request: Any, deadline: float, learn: Callable[[SlotState], None]
 ) -> Any:
     handle = lease.handle
 
     def apply(answer: Any) -> None:
         learn(handle.state.after(answer.lease))
 
-    return LeaseCall([handle], method, request, apply).make(lease.pool.session, timeout_s)
+    return LeaseCall([handle], method, request, apply).make(lease.pool.session, deadline)

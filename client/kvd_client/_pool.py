@@ -264,7 +264,8 @@ class Pool:
         self.check()
         if not wishes:
             return []
-        answers = self._grant(self._request([wish.to_proto() for wish in wishes]), wait_s)
+        request = self._request([wish.to_proto() for wish in wishes])
+        answers = self._grant(request, self.session.deadline(self.session.timeout_s + wait_s), wait_s)
         for wish in wishes:
             if isinstance(wish.prefix, Match):
                 wish.prefix.taken()
@@ -300,12 +301,13 @@ class Pool:
             raise InvalidArgumentError(f"{len(tokens)} numbers of tokens for {len(leases)} leases")
         handles = [lease.handle for lease in leases]
         block_size = self.spec.block_size
-        with held(self.session, handles):
+        deadline = self.session.deadline(self.session.timeout_s + wait_s)
+        with held(self.session, handles, deadline):
             growths = [
                 Growth(lease.handle, count, lease.lease_ahead)
                 for lease, count in zip(leases, tokens, strict=True)
             ]
-            grow(self.session, growths, block_size, wait_s)
+            grow(self.session, growths, block_size, deadline, wait_s)
             return [
                 handle.state.slots_of_next(count, block_size)
                 for handle, count in zip(handles, tokens, strict=True)
@@ -354,22 +356,22 @@ class Pool:
             request_id=new_request_id(), pool=self.name, pool_id=self.pool_id, items=items, scratch=scratch
         )
 
-    def _grant(self, request: pb.LeaseRequest, wait_s: float = 0.0) -> list[pb.LeaseState]:
+    def _grant(self, request: pb.LeaseRequest, deadline: float, wait_s: float = 0.0) -> list[pb.LeaseState]:
         """Make a call that leases. One that broke off may have leased: the next one gives that back."""
-        self._takings.give_back()
-        return self._takings.lease(request, wait_s)
+        self._takings.give_back(deadline)
+        return self._takings.lease(request, deadline, wait_s)
 
     @contextmanager
-    def scratch(self, payload: npt.NDArray[np.uint8]) -> Iterator[int]:
+    def scratch(self, payload: npt.NDArray[np.uint8], deadline: float) -> Iterator[int]:
         """The id of a lease whose blocks hold `payload`, for the time of one call. For `Lease.compress`."""
         blocks = -(-payload.size // self.spec.block_bytes)
         item = pb.LeaseItem(tokens=blocks * self.spec.block_size)
-        (answer,) = self._grant(self._request([item], scratch=True))
+        (answer,) = self._grant(self._request([item], scratch=True), deadline)
         with ExitStack() as stack:
             stack.callback(self.session.orphan, answer.lease_id, self.session_id)
             self._mapped.write_blocks(runs_from_proto(answer.appended), payload)
             yield answer.lease_id
-        self.session.release_orphans()
+        self.session.release_orphans(deadline)
 
     def close(self) -> None:
         """Release the leases made through this. Asks the daemon. Harmless twice and in a forked child."""

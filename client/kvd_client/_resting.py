@@ -41,12 +41,15 @@ class Restable:
         """
         self.pool.check_writable()
         tokens = None if floor is None else whole("floor", floor, 0, MAX_TOKENS_PER_LEASE)
-        with held(self.pool.session, [self.handle]):
+        deadline = self.pool.session.deadline()
+        with held(self.pool.session, [self.handle], deadline):
             request = pb.RestRequest(request_id=new_request_id(), progress=self.handle.progress())
             if tokens is not None:
                 request.floor_tokens = tokens
             method, handle = self.pool.session.share_service.Rest, self.handle
-            LeaseCall([handle], method, request, lambda _: handle.lie_down()).make(self.pool.session)
+            LeaseCall([handle], method, request, lambda _: handle.lie_down()).make(
+                self.pool.session, deadline
+            )
 
     def wake(self, timeout: float | None = None) -> int:
         """Go on with it; how many tokens it has given meanwhile. Harmless if it does not rest.
@@ -56,8 +59,8 @@ class Restable:
         UnavailableError it counts as resting still: wake() it again. Raises LeaseSuspendedError.
         """
         self.pool.check_writable()
-        patience_s = patience_seconds(self.pool.session, timeout)
-        with self.handle.roused(LeaseRestingError), held(self.pool.session, [self.handle]):
+        deadline = self.pool.session.deadline(patience_seconds(self.pool.session, timeout))
+        with self.handle.roused(LeaseRestingError), held(self.pool.session, [self.handle], deadline):
             handle, had = self.handle, self.handle.state.length
             request = pb.WakeRequest(request_id=new_request_id(), lease_id=handle.lease_id)
             call = LeaseCall(
@@ -66,5 +69,5 @@ class Restable:
                 request,
                 lambda answer: handle.come_back(SlotState.granted(answer.lease)),
             )
-            call.make(self.pool.session, patience_s)
+            call.make(self.pool.session, deadline)
             return had - handle.state.length

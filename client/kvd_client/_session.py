@@ -127,9 +127,9 @@ class Session:
             self.abandon()
             raise
 
-    def connected(self, timeout_s: float | None = None) -> Identity:
+    def connected(self, deadline: float | None = None) -> Identity:
         """The session, once it is open. Raises the latest failure if it is not in time."""
-        return self._stream.connected(self._deadline(timeout_s))
+        return self._stream.connected(self.deadline() if deadline is None else deadline)
 
     def close(self) -> None:
         """Release everything and end the session. Harmless twice and in a forked child."""
@@ -149,20 +149,19 @@ class Session:
         method: "RpcMethod[Answer]",
         request: Request,
         check: Callable[[], None],
-        timeout_s: float | None = None,
+        deadline: float | None = None,
     ) -> Answer:
         """Carry out a changing request once, whatever breaks meanwhile.
 
         `check` raises if what the request is about is gone. Raises that, the daemon's error,
         UnavailableError or DeadlineExceededError (then it may or may not have been carried out).
         """
-        deadline = self._deadline(timeout_s)
+        deadline = self.deadline() if deadline is None else deadline
         self._release_orphans(deadline)
         return self._carry_out(method, request, check, deadline)
 
-    def ask(self, method: "RpcMethod[Answer]", request: Question) -> Answer:
+    def ask(self, method: "RpcMethod[Answer]", request: Question, deadline: float) -> Answer:
         """Carry out a request that changes nothing. Raises the daemon's error, or as `call`."""
-        deadline = self._deadline(None)
         pause_s = FIRST_PAUSE_S
         while True:
             self.check_usable()
@@ -206,7 +205,8 @@ class Session:
         self._stream.pause(pause_s)
         return min(2 * pause_s, MAX_PAUSE_S)
 
-    def _deadline(self, timeout_s: float | None) -> float:
+    def deadline(self, timeout_s: float | None = None) -> float:
+        """Of a call that begins now: all that it takes ends by then. In time.monotonic()'s seconds."""
         return time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
 
     # What it holds.
@@ -233,9 +233,9 @@ class Session:
         """Release this lease with the next call. Never blocks: garbage collection calls it."""
         self._orphans.append((lease_id, session_id))
 
-    def release_orphans(self) -> None:
+    def release_orphans(self, deadline: float | None = None) -> None:
         """Release what nobody holds any more, in one call. What cannot be released now stays for later."""
-        self._release_orphans(self._deadline(None))
+        self._release_orphans(self.deadline() if deadline is None else deadline)
 
     def _release_orphans(self, deadline: float) -> None:
         identity = self._stream.identity
@@ -308,7 +308,7 @@ class Session:
 
     def _settle(self) -> None:
         """Give back what calls that broke off left with nobody: a worker may make no further call."""
-        deadline = self._deadline(SETTLE_S)
+        deadline = self.deadline(SETTLE_S)
         with self._held:
             pools = list(self._pools)
         for pool in pools:
@@ -325,7 +325,7 @@ class Session:
                 found = self.attempt(
                     self.pool_service.GetPool,
                     pb.GetPoolRequest(name=pool.name),
-                    self._deadline(RESTARTED_S),
+                    self.deadline(RESTARTED_S),
                 )
             except PoolNotFoundError:
                 pool.lose_memory(f"the memory of pool {pool.name!r} ended with the daemon")

@@ -36,10 +36,11 @@ class Takings:
         self._unanswered: list[pb.LeaseRequest] = []
         self._adoptions: dict[str, pb.AdoptRequest] = {}
 
-    def lease(self, request: pb.LeaseRequest, wait_s: float = 0.0) -> list[pb.LeaseState]:
-        """The leases, for which the call may take `wait_s` longer than others."""
+    def lease(self, request: pb.LeaseRequest, deadline: float, wait_s: float = 0.0) -> list[pb.LeaseState]:
+        """The leases, for which the daemon lets it stand in line for `wait_s`."""
+        method = self._session.lease_service.Lease
         try:
-            answer: pb.LeaseResponse = self._make(self._session.lease_service.Lease, request, wait_s)
+            answer: pb.LeaseResponse = self._make(method, request, deadline, wait_s)
         except (DeadlineExceededError, DeviceUnavailableError):
             self._unanswered.append(request)
             raise
@@ -50,8 +51,12 @@ class Takings:
         request = self._adoptions.pop(key, None)
         if request is None:
             request = pb.AdoptRequest(request_id=new_request_id(), pool=pool, pool_id=pool_id, key=key)
+        method, deadline = (
+            self._session.share_service.Adopt,
+            self._session.deadline(self._session.timeout_s + wait_s),
+        )
         try:
-            answer: pb.AdoptResponse = self._make(self._session.share_service.Adopt, request, wait_s)
+            answer: pb.AdoptResponse = self._make(method, request, deadline, wait_s)
         except (DeadlineExceededError, DeviceUnavailableError):
             self._adoptions[key] = request
             if len(self._adoptions) > MAX_BROKEN_ADOPTIONS:
@@ -60,17 +65,20 @@ class Takings:
         return answer
 
     def _make(
-        self, method: Callable[..., Any], request: pb.LeaseRequest | pb.AdoptRequest, wait_s: float
+        self,
+        method: Callable[..., Any],
+        request: pb.LeaseRequest | pb.AdoptRequest,
+        deadline: float,
+        wait_s: float,
     ) -> Any:
-        session = self._session
         with waiting(request, wait_s):
-            return session.call(method, request, self._check, session.timeout_s + wait_s)
+            return self._session.call(method, request, self._check, deadline)
 
-    def give_back(self) -> None:
+    def give_back(self, deadline: float) -> None:
         """Repeated with its request id, a call says what it took; or it is refused and took nothing."""
         while self._unanswered:
             with suppress(*REFUSALS):
-                self._orphan(self.lease(self._unanswered.pop()))
+                self._orphan(self.lease(self._unanswered.pop(), deadline))
 
     def settle(self, deadline: float) -> None:
         """As `give_back`, in the session's thread and without another attempt."""

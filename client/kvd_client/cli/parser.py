@@ -231,8 +231,9 @@ def _add_pool(nouns: Any) -> None:
     create = _add_verb(verbs, "create", pool_commands.create, "create a pool that belongs to no worker")
     create.add_argument("name", metavar="NAME", help="1 to 128 characters of A-Z a-z 0-9 . _ -")
     _add_geometry(create)
-    drop = _add_verb(verbs, "drop", pool_commands.drop, "remove a pool without leases")
+    drop = _add_verb(verbs, "drop", pool_commands.drop, "remove a pool without leases and pins")
     drop.add_argument("name", metavar="NAME")
+    drop.add_argument("--with-pins", action="store_true", help="also if blocks are pinned there for good")
 
 
 def _add_geometry(create: ArgumentParser) -> None:

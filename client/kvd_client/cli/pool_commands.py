@@ -193,7 +193,7 @@ def drop(args: Namespace, output: Output) -> int:
     device, held = fleet.ask_holder(
         what, lambda to: to.pools.GetPool(pb.GetPoolRequest(name=args.name), timeout=to.timeout_s)
     )
-    request = pb.DropPoolRequest(name=args.name, request_id=new_request_id())
+    request = pb.DropPoolRequest(name=args.name, request_id=new_request_id(), with_pins=args.with_pins)
     fleet.only(device).ask_holder(
         what, lambda to: to.admin.DropPool(request, timeout=to.timeout_s), insist=True
     )
