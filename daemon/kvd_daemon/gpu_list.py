@@ -100,6 +100,23 @@ def _found(entry: int | tuple[int | None, str], visible: Sequence[str]) -> Chose
     return ChosenGpu(visible.index(matching[0]) if index is None else index, matching[0])
 
 
+def names_these(text: str, running: str) -> bool:
+    """Whether a text names just the GPUs that `resolved` has made `running` of, as far as texts tell."""
+    if not text or not running or text == ALL:
+        return bool(text) == bool(running)
+    entries, gpus = list(_entries(text)), chosen_gpus(running)
+    return len(entries) == len(gpus) and all(
+        _is(entry, gpu) for entry, gpu in zip(entries, gpus, strict=True)
+    )
+
+
+def _is(entry: int | tuple[int | None, str], gpu: ChosenGpu) -> bool:
+    if isinstance(entry, int):
+        return entry == gpu.index
+    index, name = entry
+    return index in (None, gpu.index) and gpu.uuid.lower().startswith(name.lower())
+
+
 def memory_text(value: object) -> str:
     """How much of each GPU: a share such as 0.85, or a size. Raises InvalidArgumentError."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):

@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from kvd_daemon.access.listening import Listening, ListenWords
 from kvd_daemon.access.pool_tenants import PoolTenants, pool_tenants_of
 from kvd_daemon.access.rules import Rule, gid_of, rules_of, rules_table
 from kvd_daemon.access.serving_limits import ServingLimits, serving_limits_of
-from kvd_daemon.gpu_list import chosen_gpus, gpus_text, memory_text, share_of
+from kvd_daemon.gpu_list import chosen_gpus, gpus_text, memory_text, names_these, share_of
 from kvd_daemon.tenant_quotas import TenantQuotas, tenant_quotas_of
 from kvd_daemon.unknown_keys import refuse_unknown
 
@@ -168,6 +168,19 @@ class Settings:
         """What is written now, but for what cannot change while kvd runs."""
         return replace(written, **{name: getattr(self, name) for name in FIXED})
 
+    def differing(self, written: "Settings", names: Sequence[str]) -> list[str]:
+        """Which of these fields are written otherwise than they run, in the words of kvd.toml."""
+        differs = [name for name in names if not self._is_as(written, name)]
+        return [WORDS.get(name, name) for name in differs]
+
+    def _is_as(self, written: "Settings", name: str) -> bool:
+        """What runs has its GPUs resolved, and its run dir chosen."""
+        if name == "gpus":
+            return names_these(written.gpus, self.gpus)
+        if name == "run_dir":
+            return not written.run_dir or str(Path(written.run_dir).absolute()) == self.run_dir
+        return bool(getattr(self, name) == getattr(written, name))
+
     @classmethod
     def from_json(cls, text: str) -> "Settings":
         """Of another process of kvd, perhaps of another version: unknown words are passed over."""
@@ -191,6 +204,19 @@ FIXED = (
     "run_dir",
 )
 """What only a new kvd takes from kvd.toml; a reload passes it over."""
+
+LATER = (
+    "session_ttl_ns",
+    "kernel_threads",
+    "socket_group",
+    "listen",
+    "tls_cert",
+    "tls_key",
+    "tls_client_ca",
+    "token_file",
+    "audit_dir",
+)
+"""What a reload changes for daemons that are started later. All else counts at once."""
 
 TEXTS = (
     "spill_dir",
@@ -225,10 +251,10 @@ _PARSERS = {
     "drain_timeout": ("drain_timeout_ns", parse_duration_ns),
     **{name: (name, parse) for name, (parse, _) in TABLES.items()},
 }
-KEYS = tuple(
-    {field: key for key, (field, _) in _PARSERS.items()}.get(field.name, field.name)
-    for field in fields(Settings)
-)
+WORDS = {field: key for key, (field, _) in _PARSERS.items()}
+"""Those of kvd.toml for fields that are called otherwise here."""
+
+KEYS = tuple(WORDS.get(field.name, field.name) for field in fields(Settings))
 """What kvd.toml may hold; the command line's options are the same words."""
 
 

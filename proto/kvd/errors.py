@@ -170,7 +170,7 @@ class PoolMismatchError(ConflictError):
 
 
 class PoolInUseError(ConflictError):
-    """A pool that still has leases."""
+    """A pool that still has leases or hard pins."""
 
     reason = "POOL_IN_USE"
 

@@ -195,3 +195,24 @@ def wait_for_a_call_in_line(kvd: RunningKvd, capsys: pytest.CaptureFixture[str])
         return [pool["waiting_calls"] for pool in pools] == [1]
 
     eventually(waits, "a call in line")
+
+
+def test_a_pool_in_which_blocks_are_pinned_for_good_is_not_dropped_unless_told_so(
+    start_kvd: StartKvd, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kvd = start_kvd("--config", str(config(tmp_path, me={"pin_blocks": 10})))
+    drop = ["--run-dir", str(kvd.run_dir), "pool", "drop", "pool"]
+    with kvd_client.connect(kvd.run_dir) as client, client.pool("pool", SPEC, blocks=64) as pool:
+        hashes = [bytes([depth]) * 32 for depth in range(4)]
+        with pool.lease() as lease:
+            lease.extend(4 * BLOCK)
+            lease.commit(4 * BLOCK)
+            lease.seal(hashes)
+            pin_id = pool.pin(hashes)
+        assert main(drop) == 1
+        told = capsys.readouterr().err
+        assert f"hard pins, {pin_id} of tenant {ME};" in told
+        assert "kvctl pin drop" in told
+        pool.match(hashes, ttl=60)
+        assert main([*drop, "--with-pins"]) == 0
+        assert main([*drop, "--with-pins"]) == 1

@@ -43,9 +43,10 @@ class SessionRules(Driver):
     def drop_pool(self, chance: Chance) -> None:
         name = chance.choice("abbc")
         error = e.PoolNotFoundError if name not in self.world.pools else None
-        if self.world.in_use(name):
+        with_pins = chance.random() < 0.5
+        if self.world.in_use(name) or (self.world.hard_pinned(name) and not with_pins):
             error = e.PoolInUseError
-        if self.ask(error, lambda: self.device.drop_pool(name)):
+        if self.ask(error, lambda: self.device.drop_pool(name, with_pins)):
             self.world.drop_pool(name)
 
     @precondition(lambda self: len(self.world.sessions) < 4)

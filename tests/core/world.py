@@ -133,6 +133,9 @@ class World:
     def in_use(self, pool: str) -> bool:
         return any(lease.pool == pool and lease.lease_id not in self.lost for lease in self.leases.values())
 
+    def hard_pinned(self, pool: str) -> bool:
+        return any(pin.pool == pool and not pin.session for pin in self.pins.values())
+
     def leases_of(self, session: str) -> list[WorldLease]:
         return [lease for lease in self.leases.values() if lease.session == session]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvd.errors import InvalidArgumentError
-from kvd_daemon.gpu_list import chosen_gpus, gpus_text, resolved, share_of
+from kvd_daemon.gpu_list import chosen_gpus, gpus_text, names_these, resolved, share_of
 from kvd_daemon.settings import Settings, settings_from
 from kvd_daemon.settings_page import page
 
@@ -31,8 +31,13 @@ MIG = "MIG-44444444-0000-0000-0000-000000000004"
     ],
 )
 def test_gpus_are_chosen_by_index_range_and_uuid(written: object, devices: list[str]) -> None:
-    chosen = chosen_gpus(resolved(gpus_text(written), [*THERE, MIG]))
-    assert [gpu.device for gpu in chosen] == devices
+    text = gpus_text(written)
+    running = resolved(text, [*THERE, MIG])
+    assert [gpu.device for gpu in chosen_gpus(running)] == devices
+    assert names_these(text, running)
+    assert not names_these("0-2,4", running)
+    assert not names_these(text, "")
+    assert not names_these("", running)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """SIGHUP: kvd.toml is read again while everything serves."""
 
 import signal
+from dataclasses import fields
 from pathlib import Path
 
 from tests.daemon.raw_worker import RawWorker
 from tests.running_kvd import RunningKvd, eventually, running_kvd
+
+from kvd_daemon.settings import FIXED, LATER, Settings
 
 
 def reload(kvd: RunningKvd) -> None:
@@ -52,3 +55,23 @@ def test_memory_and_devices_stay_as_they_are(tmp_path: Path) -> None:
         eventually(lambda: "devices cannot change while kvd runs" in kvd.log.read_text(), "the note")
         with RawWorker(kvd.run_dir) as worker:
             assert worker.status().memory_bytes == 64 << 20
+
+
+def test_what_does_not_count_at_once_is_named_in_the_words_of_the_file(tmp_path: Path) -> None:
+    config, spill = tmp_path / "kvd.toml", tmp_path / "spill"
+    spill.mkdir()
+    config.write_text("")
+    with running_kvd(tmp_path, "--config", str(config)) as kvd:
+        tiers = f'host_tier = "1MiB"\nspill_dir = "{spill}"\nspill_size = "1MiB"\n'
+        config.write_text(tiers + 'session_ttl = "20s"\nkernel_threads = 2\nlog_level = "warning"\n')
+        reload(kvd)
+        fixed = "SIGHUP: host_tier, spill_dir, spill_size cannot change while kvd runs"
+        eventually(lambda: fixed in kvd.log.read_text(), "what stays")
+        later = "SIGHUP: session_ttl, kernel_threads: for daemons that start later"
+        eventually(lambda: later in kvd.log.read_text(), "what comes later")
+        assert "log_level" not in kvd.log.read_text()
+
+
+def test_every_setting_counts_at_once_or_is_told() -> None:
+    at_once = {"drain_timeout_ns", "eviction", "log_level", "access", "limits", "pools", "tenants"}
+    assert {field.name for field in fields(Settings)} == at_once | set(FIXED) | set(LATER)

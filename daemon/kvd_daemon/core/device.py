@@ -99,11 +99,16 @@ class Device(TierEvents):
         pool.evict_by(self.limits.eviction)
         return pool, True
 
-    def drop_pool(self, name: str) -> Pool:
-        """Forget a pool without leases; its pins end. Raises PoolNotFoundError, PoolInUseError."""
+    def drop_pool(self, name: str, with_pins: bool = False) -> Pool:
+        """Forget a pool without leases and, unless `with_pins`, without hard pins. Matches there end.
+
+        Raises PoolNotFoundError, PoolInUseError.
+        """
         pool = self._registry.pool(name)
         if pool.leases:
             raise PoolInUseError(f"pool {name} has {len(pool.leases)} leases; release them first")
+        if not with_pins:
+            pinning.check_unpinned(self._registry, name)
         for pin in [pin for pin in self.pins.values() if pin.pool == name]:
             pinning.drop(self._registry, pin)
         moving.forget_moves(self._registry, name)

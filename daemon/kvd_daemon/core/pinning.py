@@ -4,7 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvd.errors import InvalidArgumentError, LimitExceededError, PinNotFoundError, QuotaExceededError
+from kvd.errors import (
+    InvalidArgumentError,
+    LimitExceededError,
+    PinNotFoundError,
+    PoolInUseError,
+    QuotaExceededError,
+)
 from kvd.limits import HASH_BYTES
 
 from . import quotas
@@ -15,6 +21,8 @@ from .quotas import Need
 from .registry import Registry, check_hashes
 from .results import LeaseWish, Matched
 from .session import Session
+
+MAX_PINS_NAMED = 5  # pins in an error's text; `kvctl pin list` has them all
 
 
 def leading(registry: Registry, session: Session, pool: Pool, hashes: Sequence[bytes]) -> list[int]:
@@ -88,6 +96,18 @@ def _check_budget(registry: Registry, tenant: str, wanted: int) -> None:
 def hard_pinned(registry: Registry, tenant: str) -> int:
     """Blocks of the tenant's hard pins, in all pools."""
     return sum(pin.blocks.size for pin in registry.pins.values() if pin.is_hard and pin.tenant == tenant)
+
+
+def check_unpinned(registry: Registry, pool: str) -> None:
+    """Raises PoolInUseError where somebody wants blocks of that pool kept for good."""
+    hard = [pin for pin in registry.pins.values() if pin.is_hard and pin.pool == pool]
+    if hard:
+        shown = ", ".join(f"{pin.pin_id} of tenant {pin.tenant}" for pin in hard[:MAX_PINS_NAMED])
+        others = f" and {len(hard) - MAX_PINS_NAMED} more" if len(hard) > MAX_PINS_NAMED else ""
+        raise PoolInUseError(
+            f"pool {pool} has hard pins, {shown}{others}; end them first (kvctl pin drop ID), or drop "
+            "the pool with them (--with-pins)"
+        )
 
 
 def _hold(registry: Registry, pool: Pool, pin: Pin) -> None:

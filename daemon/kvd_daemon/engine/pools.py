@@ -91,9 +91,9 @@ class Pools:
         self._populating[pool.name] = asyncio.create_task(self._populate(pool.name, memory))
         LOG.info("pool %s: %d blocks, %d bytes", pool.name, total, memory.pool_bytes)
 
-    def drop(self, name: str) -> None:
+    def drop(self, name: str, with_pins: bool) -> None:
         """Raises PoolNotFoundError, PoolInUseError."""
-        pool = self._device.drop_pool(name)
+        pool = self._device.drop_pool(name, with_pins)
         self._populating.pop(name).cancel()
         del self._populated_bytes[name]
         self._kernel.unmap_pool(pool.pool_id)

@@ -146,7 +146,7 @@ class AdminService(Answering, kvd_pb2_grpc.AdminServiceServicer):
         return self._once(request, lambda: self._drop_pool(request))
 
     def _drop_pool(self, request: pb.DropPoolRequest) -> pb.DropPoolResponse:
-        self.engine.pools.drop(request.name)
+        self.engine.pools.drop(request.name, request.with_pins)
         self.engine.admission.wake()  # who waits for it waits in vain
         return pb.DropPoolResponse(epoch=self.engine.epoch)
 

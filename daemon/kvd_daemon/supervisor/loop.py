@@ -12,7 +12,7 @@ from pathlib import Path
 from kvd.errors import InvalidArgumentError
 from kvd_daemon.channel import ChannelEndedError, Packet
 from kvd_daemon.processes import DEVICE_FAILED, FIRST, FOLLOWS, OPERATOR_MISTAKE
-from kvd_daemon.settings import Settings
+from kvd_daemon.settings import FIXED, LATER, Settings
 
 from .child import adopt_orphans, reap_orphans
 from .claims import Claims
@@ -198,9 +198,7 @@ class Supervisor:
         except InvalidArgumentError as error:
             LOG.error("SIGHUP: nothing is changed, the settings are bad: %s", error)
         else:
-            for name in ("host_memory_bytes", "devices", "memory", "gpu_sharing"):
-                if getattr(settings, name) != getattr(self._settings, name):
-                    LOG.warning("SIGHUP: %s cannot change while kvd runs; it stays as it is", name)
+            self._tell_what_waits(settings)
             self._settings = self._settings.reloaded(settings)
             for watch in self._watches.values():
                 watch.tell(Packet("settings", {"settings": self._settings.to_json()}))
@@ -208,6 +206,12 @@ class Supervisor:
             logging.getLogger().setLevel(self._settings.log_level.upper())
         if self._announced:
             self._systemd.ready()
+
+    def _tell_what_waits(self, written: Settings) -> None:
+        if fixed := self._settings.differing(written, FIXED):
+            LOG.warning("SIGHUP: %s cannot change while kvd runs; it takes another kvd", ", ".join(fixed))
+        if later := self._settings.differing(written, LATER):
+            LOG.warning("SIGHUP: %s: for daemons that start later (kvctl daemon restart)", ", ".join(later))
 
     def _upgrade(self) -> None:
         daemons = tuple(watch.daemon for watch in self._watches.values() if watch.daemon)

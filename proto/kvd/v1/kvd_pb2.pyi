@@ -3066,17 +3066,21 @@ class DropPoolRequest(google.protobuf.message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    WITH_PINS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name."""
     request_id: builtins.str
     """Idempotency key: a repeated call is answered as the first one was, also by the next daemon."""
+    with_pins: builtins.bool
+    """Its hard pins end too. Without this a pool that has some is POOL_IN_USE."""
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         request_id: builtins.str = ...,
+        with_pins: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "request_id", b"request_id", "with_pins", b"with_pins"]) -> None: ...
 
 Global___DropPoolRequest: typing_extensions.TypeAlias = DropPoolRequest
 

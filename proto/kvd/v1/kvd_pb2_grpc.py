@@ -1246,7 +1246,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DropPool(self, request, context):
-        """Removes a pool without leases; its memory goes back when the last worker unmaps it.
+        """Removes a pool without leases and hard pins; its memory goes back when the last worker unmaps it.
         Errors: POOL_NOT_FOUND, POOL_IN_USE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

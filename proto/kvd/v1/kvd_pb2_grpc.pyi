@@ -1354,7 +1354,7 @@ class AdminServiceStub(typing.Generic[_AdminServiceGetStatusType, _AdminServiceL
     """Creates a pool that belongs to no session. Errors: POOL_MISMATCH, DEVICE_FULL, LIMIT_EXCEEDED."""
 
     DropPool: _AdminServiceDropPoolType
-    """Removes a pool without leases; its memory goes back when the last worker unmaps it.
+    """Removes a pool without leases and hard pins; its memory goes back when the last worker unmaps it.
     Errors: POOL_NOT_FOUND, POOL_IN_USE.
     """
 
@@ -1497,7 +1497,7 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: kvd.v1.kvd_pb2.DropPoolRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvd.v1.kvd_pb2.DropPoolResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.DropPoolResponse]]:
-        """Removes a pool without leases; its memory goes back when the last worker unmaps it.
+        """Removes a pool without leases and hard pins; its memory goes back when the last worker unmaps it.
         Errors: POOL_NOT_FOUND, POOL_IN_USE.
         """
 
