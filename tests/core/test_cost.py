@@ -15,6 +15,7 @@ from .desk import SPEC
 
 SMALL, LARGE = 2_000, 1_000_000  # blocks
 BYTES_PER_BLOCK = 200  # the bound; measured it is far below
+CACHED_BYTES = 175  # of a cached block, its name of 32 bytes included; measured 125 to 165
 KIB = 1024
 
 
@@ -111,8 +112,10 @@ def test_a_million_blocks_take_less_than_two_hundred_bytes_each_even_in_single_p
     assert pieces < BYTES_PER_BLOCK * LARGE
 
 
-def test_a_cached_block_takes_less_than_two_hundred_bytes_with_its_name_and_its_place_in_the_order() -> None:
-    blocks, run = 100_000, 100
+@pytest.mark.parametrize("blocks", [1_000, 8_200, 11_000, 100_000])
+def test_a_cached_block_takes_little_with_its_name_and_its_place_in_the_order(blocks) -> None:
+    """Just above a power of two the tables are emptiest; a small pool has the device to itself."""
+    run = 100
     random = Random(1)
     tracemalloc.start()
     device = device_of(blocks + MAX_SCRATCH_RESERVE)
@@ -124,4 +127,4 @@ def test_a_cached_block_takes_less_than_two_hundred_bytes_with_its_name_and_its_
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert device.pools["pool"].counts.cached == blocks
-    assert taken < BYTES_PER_BLOCK * blocks
+    assert taken < CACHED_BYTES * blocks

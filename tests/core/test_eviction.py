@@ -98,7 +98,7 @@ def test_an_image_of_an_order_goes_on_as_the_order_does(order: str) -> None:
         second.read(text, DEPTH)
     image = second.index.order.image().plain()
     nodes = dict(second.index.nodes())
-    second.index = PrefixIndex(restored(order, TOTAL, image), Names.of(nodes, [1]))
+    second.index = PrefixIndex(restored(order, TOTAL, image), Names.of(TOTAL, nodes))
     for text in (3, 3, 2, 0, 5, 4, 1, 0, 2):
         first.read(text, DEPTH)
         second.read(text, DEPTH)

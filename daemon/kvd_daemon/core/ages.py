@@ -15,7 +15,10 @@ Stamps = np.ndarray[Any, np.dtype[np.uint32]]
 
 
 class Ages:
-    """`rings` circular lists through block ids below `total`; ring r's ends meet in id total + r."""
+    """`rings` circular lists through block ids below `total`; ring r's ends meet in id total + r.
+
+    `sizes` says how many blocks are in each ring.
+    """
 
     def __init__(self, total: int, rings: int) -> None:
         self._before = np.zeros(total + rings, np.int32).data
@@ -24,15 +27,12 @@ class Ages:
         self._stamp_of = self.stamps.data
         self._total = total
         self._next_stamp = FIRST_STAMP
-        self._sizes = [0] * rings
+        self.sizes = [0] * rings
         for ring in range(total, total + rings):
             self._before[ring] = self._after[ring] = ring
 
     def __contains__(self, block_id: int) -> bool:
         return self._stamp_of[block_id] != 0
-
-    def size(self, ring: int) -> int:
-        return self._sizes[ring]
 
     def stamp(self, block_id: int) -> int:
         """Later ones are larger; the largest of all for the end of a ring."""
@@ -51,14 +51,14 @@ class Ages:
         self._before[block_id], self._after[block_id] = newest, end
         self._stamp_of[block_id] = self._next_stamp
         self._next_stamp += 1
-        self._sizes[ring] += 1
+        self.sizes[ring] += 1
 
     def remove(self, ring: int, block_id: int) -> None:
         assert self._stamp_of[block_id], f"block {block_id} is not cached"
         before, after = self._before[block_id], self._after[block_id]
         self._after[before], self._before[after] = after, before
         self._stamp_of[block_id] = 0
-        self._sizes[ring] -= 1
+        self.sizes[ring] -= 1
 
     def _count_anew(self) -> None:
         cached = by_age(self.stamps)

@@ -43,10 +43,11 @@ class Lru:
     name: ClassVar[str] = "lru"
 
     def __init__(self, total: int) -> None:
+        self.total = total
         self._ages = Ages(total, 1)
 
     def __len__(self) -> int:
-        return self._ages.size(0)
+        return self._ages.sizes[0]
 
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._ages
@@ -116,18 +117,20 @@ class TwoQueues(Lru):
     name: ClassVar[str] = "2q"
 
     def __init__(self, total: int) -> None:
+        self.total = total
         self._ages = Ages(total, 2)
         self._again = np.zeros(total, np.uint8)
         self._again_of = self._again.data
         self._remembered = np.zeros(1 << max(total - 1, 1).bit_length() - 1, np.uint32)
         self._name_of = self._remembered.data
+        self._last_slot = len(self._name_of) - 1
 
     def __len__(self) -> int:
-        return self._ages.size(ONCE) + self._ages.size(AGAIN)
+        return sum(self._ages.sizes)
 
     def named(self, block_id: int, key: int) -> None:
         """See Lru. If the name is remembered, the block was used before."""
-        self._again_of[block_id] = self._name_of[self._slot(key)] == _mark(key)
+        self._again_of[block_id] = self._name_of[key & self._last_slot] == _mark(key)
 
     def used(self, block_ids: IntArray) -> None:
         self._again[block_ids] = AGAIN
@@ -149,19 +152,16 @@ class TwoQueues(Lru):
 
     def pop(self) -> int:
         ages = self._ages
-        once, again = ages.oldest(ONCE), ages.oldest(AGAIN)
-        more_once = ages.size(ONCE) > ages.size(AGAIN)
-        older_once = ages.size(ONCE) and ages.stamp(once) < ages.stamp(again)
-        block_id = once if more_once or older_once else again
-        self.leave(block_id)
+        once, again = ages.sizes
+        older = 0 < once <= again and ages.stamp(ages.oldest(ONCE)) < ages.stamp(ages.oldest(AGAIN))
+        ring = ONCE if once > again or older else AGAIN
+        block_id = ages.oldest(ring)
+        ages.remove(ring, block_id)
         return block_id
 
     def evicted(self, block_id: int, key: int) -> None:
         self._again_of[block_id] = ONCE
-        self._name_of[self._slot(key)] = _mark(key)
-
-    def _slot(self, key: int) -> int:
-        return key & (len(self._name_of) - 1)
+        self._name_of[key & self._last_slot] = _mark(key)
 
     def listed(self) -> list[int]:
         cached = self.by_age()

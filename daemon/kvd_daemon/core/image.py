@@ -208,9 +208,7 @@ def _restored_pool(registry: Registry, plain: Plain) -> Pool:
     columns = (plain["node_tenants"], plain["node_hashes"], plain["node_parents"])
     nodes = [Node(*values) for values in zip(*columns, strict=True)]
     named = dict(zip(plain["node_blocks"], nodes, strict=True))
-    pool.prefixes = PrefixIndex(
-        restored(registry.limits.eviction, total, plain), Names.of(named, plain["node_order"])
-    )
+    pool.prefixes = PrefixIndex(restored(registry.limits.eviction, total, plain), Names.of(total, named))
     pool.holdings.held = plain["held"]
     pool.holdings.promise()
     return pool

@@ -1,20 +1,27 @@
 """Which block is sealed under which name. A hash is kept once: a parent's name is the parent's own.
 
-Lists grow with the highest block named, so a pool of which little is sealed has small ones.
+From a name to its block leads a table of block ids: 8 to 16 bytes for a block of the pool, none of them
+touched before it is used. A dict would take 55 to 88, and now and then a while to grow. Lists grow with the
+highest block named, so a pool of which little is sealed has small ones.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .blocks import NULL_BLOCK
 
 KEY_PRIME = (1 << 64) - 59  # names that differ in any bits have other keys, also where engines pad with zeros
 KEY_FACTOR = 0x9E3779B97F4A7C15  # spreads names that are near each other
 UNNAMED = b""
+PLACES_PER_BLOCK = 2  # at least: then whoever is looked for is met at the second place or earlier
+TENANT_STEP = 0x9E3779B1  # places between the same name of two tenants
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """A sealed block's name: its own hash, the one before it, and whose it is."""
 
     tenant: int
@@ -23,19 +30,22 @@ class Node:
 
     @property
     def key(self) -> int:
-        """64 bits that tell it from others, the same in every process."""
-        name = int.from_bytes(self.prefix_hash, "little") + (self.tenant << 8 * len(self.prefix_hash))
-        return name * KEY_FACTOR % KEY_PRIME
+        return key_of(self.tenant, self.prefix_hash)
+
+
+def key_of(tenant: int, prefix_hash: bytes) -> int:
+    """64 bits that tell a name from others, the same in every process."""
+    name = int.from_bytes(prefix_hash, "little") + (tenant << 8 * len(prefix_hash))
+    return name * KEY_FACTOR % KEY_PRIME
 
 
 @dataclass(frozen=True)
 class NamesImage:
-    """By block id, shared with nobody; `order` is that of the tenants."""
+    """By block id, shared with nobody."""
 
     hashes: list[bytes]
     parents: list[bytes]
     tenants: "array[int]"
-    order: list[int]
 
     def plain(self) -> dict[str, Any]:
         """Values that a journal can write."""
@@ -45,36 +55,45 @@ class NamesImage:
             "node_tenants": [self.tenants[block_id] for block_id in blocks],
             "node_hashes": [self.hashes[block_id] for block_id in blocks],
             "node_parents": [self.parents[block_id] for block_id in blocks],
-            "node_order": self.order,
         }
 
 
 class Names:
-    """Blocks by tenant and hash, and back."""
+    """Blocks below `total` by tenant and hash, and back.
 
-    def __init__(self) -> None:
-        self.block_of: dict[int, dict[bytes, int]] = {}
+    A name's hash says at which place of the table its block is, or behind which: the next one was empty.
+    `hash` of bytes differs from process to process, so nobody can choose names that all meet at one place.
+    `_after` has the block that was last sealed after each: where a lookup of a run goes on, if it is right.
+    """
+
+    def __init__(self, total: int) -> None:
         self._hashes: list[bytes] = []
         self._parents: list[bytes] = []
         self._tenants = array("h")
+        self._after = array("i")
+        self._places = np.zeros(1 << (PLACES_PER_BLOCK * total - 1).bit_length(), np.int32).data
+        self._last_place = len(self._places) - 1
+        self._last_added = NULL_BLOCK
+        self._grow(1)
 
     @classmethod
-    def of(cls, nodes: dict[int, Node], order: Sequence[int]) -> "Names":
-        """With these nodes by block id; tenants in this order."""
-        made = cls()
-        made.block_of = {tenant: {} for tenant in order}
+    def of(cls, total: int, nodes: Mapping[int, Node]) -> "Names":
+        """With these nodes by block id."""
+        made = cls(total)
         for block_id, node in nodes.items():
             made.add(block_id, node)
-        for block_id, node in nodes.items():
-            made._parents[block_id] = made._kept(node.tenant, node.parent_hash)
+        for block_id in nodes:
+            before = made.before(block_id)
+            if before is not None:
+                made._parents[block_id], made._after[before] = made._hashes[before], block_id
         return made
 
     def __contains__(self, block_id: int) -> bool:
         return block_id < len(self._hashes) and self._hashes[block_id] is not UNNAMED
 
     def __iter__(self) -> Iterator[tuple[int, Node]]:
-        for names in self.block_of.values():
-            for block_id in names.values():
+        for block_id, name in enumerate(self._hashes):
+            if name is not UNNAMED:
                 yield block_id, self.node(block_id)
 
     def node(self, block_id: int) -> Node:
@@ -83,40 +102,85 @@ class Names:
     def parent(self, block_id: int) -> bytes:
         return self._parents[block_id]
 
+    def parents(self, block_ids: Sequence[int]) -> list[bytes]:
+        return list(map(self._parents.__getitem__, block_ids))
+
+    def follows(self, block_id: int, before: int) -> bool:
+        """Whether it is sealed as the next one; both are of one tenant."""
+        return self._parents[block_id] == self._hashes[before]
+
     def before(self, block_id: int) -> int | None:
         """The block of its parent, if that is here."""
-        return self.block_of[self._tenants[block_id]].get(self._parents[block_id])
+        parent_hash = self._parents[block_id]
+        return self.find(self._tenants[block_id], parent_hash) if parent_hash else None
 
     def find(self, tenant: int, prefix_hash: bytes) -> int | None:
-        return self.block_of.get(tenant, {}).get(prefix_hash)
+        places, hashes, last = self._places, self._hashes, self._last_place
+        place = hash(prefix_hash) + tenant * TENANT_STEP & last
+        while block_id := places[place]:
+            if hashes[block_id] == prefix_hash and self._tenants[block_id] == tenant:
+                return block_id
+            place = place + 1 & last
+        return None
 
-    def add(self, block_id: int, node: Node) -> None:
-        assert block_id not in self, "sealed twice"
+    def leading(self, tenant: int, prefix_hashes: Sequence[bytes]) -> list[int]:
+        """The blocks of the longest leading run of these that is here."""
+        hashes, tenants, after = self._hashes, self._tenants, self._after
+        found: list[int] = []
+        block_id = NULL_BLOCK
+        for prefix_hash in prefix_hashes:
+            block_id = after[block_id]
+            if hashes[block_id] != prefix_hash or tenants[block_id] != tenant:
+                block_id = self.find(tenant, prefix_hash) or NULL_BLOCK
+                if block_id == NULL_BLOCK:
+                    break
+            found.append(block_id)
+        return found
+
+    def add(self, block_id: int, node: Node) -> int:
+        """It has that name; answers the name's key."""
         missing = block_id + 1 - len(self._hashes)
         if missing > 0:
-            self._hashes += [UNNAMED] * missing
-            self._parents += [UNNAMED] * missing
-            self._tenants.extend(bytes(missing))
-        self._hashes[block_id] = node.prefix_hash
-        self._parents[block_id] = self._kept(node.tenant, node.parent_hash)
-        self._tenants[block_id] = node.tenant
-        self.block_of.setdefault(node.tenant, {})[node.prefix_hash] = block_id
+            self._grow(missing)
+        assert self._hashes[block_id] is UNNAMED, "sealed twice"
+        assert block_id != NULL_BLOCK, "nobody seals the null block"
+        tenant, prefix_hash, parent_hash = node
+        before = self._last_added if parent_hash else NULL_BLOCK
+        if parent_hash and self._hashes[before] is not parent_hash:  # mostly one is sealed after the other
+            before = self.find(tenant, parent_hash) or NULL_BLOCK
+        self._after[before] = block_id
+        self._hashes[block_id], self._tenants[block_id] = prefix_hash, tenant
+        self._parents[block_id] = self._hashes[before] or parent_hash
+        places, last = self._places, self._last_place
+        place = hash(prefix_hash) + tenant * TENANT_STEP & last
+        while places[place]:
+            place = place + 1 & last
+        places[place] = self._last_added = block_id
+        return key_of(tenant, prefix_hash)
 
-    def _kept(self, tenant: int, prefix_hash: bytes) -> bytes:
-        """The same hash, as the very object that names its block."""
-        block_id = self.find(tenant, prefix_hash)
-        return prefix_hash if block_id is None else self._hashes[block_id]
+    def _grow(self, count: int) -> None:
+        self._hashes += [UNNAMED] * count
+        self._parents += [UNNAMED] * count
+        self._tenants.frombytes(bytes(count * self._tenants.itemsize))
+        self._after.frombytes(bytes(count * self._after.itemsize))
 
-    def remove(self, block_id: int) -> Node:
-        """Its name is free; answers what it was."""
-        node = self.node(block_id)
-        names = self.block_of[node.tenant]
-        del names[node.prefix_hash]
-        if not names:
-            del self.block_of[node.tenant]
-        self._hashes[block_id] = self._parents[block_id] = UNNAMED
-        return node
+    def remove(self, block_id: int) -> int:
+        """Its name is free; answers the key that it had."""
+        places, hashes, tenants, last = self._places, self._hashes, self._tenants, self._last_place
+        tenant, prefix_hash = tenants[block_id], hashes[block_id]
+        place = hash(prefix_hash) + tenant * TENANT_STEP & last
+        while places[place] != block_id:
+            place = place + 1 & last
+        other = place + 1 & last
+        while behind := places[other]:  # whoever had to pass by the place moves up to it
+            home = hash(hashes[behind]) + tenants[behind] * TENANT_STEP
+            if other - home & last >= other - place & last:
+                places[place], place = behind, other
+            other = other + 1 & last
+        places[place] = NULL_BLOCK
+        hashes[block_id] = self._parents[block_id] = UNNAMED
+        return key_of(tenant, prefix_hash)
 
     def image(self) -> NamesImage:
         """All of it, copied."""
-        return NamesImage(self._hashes.copy(), self._parents.copy(), self._tenants[:], list(self.block_of))
+        return NamesImage(self._hashes.copy(), self._parents.copy(), self._tenants[:])

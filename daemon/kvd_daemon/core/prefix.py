@@ -25,7 +25,7 @@ class PrefixIndex:
 
     def __init__(self, order: Order, names: Names | None = None) -> None:
         self.order = order
-        self.names = names or Names()
+        self.names = names or Names(order.total)
         self._orphans: Counter[tuple[int, bytes]] = Counter()
         for block_id in order.by_age().tolist():
             self._count_orphan(block_id, 1)
@@ -55,15 +55,10 @@ class PrefixIndex:
 
         Raises InvalidArgumentError where a hash has another parent here than the one before it.
         """
-        known, found, parent = self.names.block_of.get(tenant, {}), list[int](), ROOT
-        for prefix_hash in hashes:
-            block_id = known.get(prefix_hash)
-            if block_id is None:
-                break
-            if self.names.parent(block_id) != parent:
-                raise _not_chained(prefix_hash)
-            found.append(block_id)
-            parent = prefix_hash
+        found = self.names.leading(tenant, hashes)
+        here, wanted = self.names.parents(found), [ROOT, *hashes[: len(found)]]
+        if here != wanted[:-1]:
+            raise _not_chained(next(name for i, name in enumerate(hashes) if here[i] != wanted[i]))
         return found
 
     def find(self, tenant: int, prefix_hash: bytes) -> int | None:
@@ -79,8 +74,7 @@ class PrefixIndex:
 
     def add(self, block_id: int, node: Node) -> None:
         """Sealed under that name; it has a holder."""
-        self.names.add(block_id, node)
-        self.order.named(block_id, node.key)
+        self.order.named(block_id, self.names.add(block_id, node))
         if self._orphans and self._orphans.pop((node.tenant, node.prefix_hash), 0):
             self.order.used(
                 np.array([block_id])
@@ -92,10 +86,13 @@ class PrefixIndex:
 
     def cache(self, block_ids: Sequence[int]) -> None:
         """These lost their last holder. Given in sequence order; deeper ones will be evicted first."""
-        fresh = set(block_ids)
-        for block_id in reversed(block_ids):
-            self.order.enter(block_id)
-            if not self._outlive(block_id, fresh):
+        order, names, fresh = self.order, self.names, set(block_ids)
+        for index in range(len(block_ids) - 1, -1, -1):
+            block_id, before = block_ids[index], block_ids[index - 1]
+            order.enter(block_id)
+            if index and names.follows(block_id, before):
+                order.outlive(before, block_id)  # as `_outlive` would
+            elif not self._outlive(block_id, fresh):
                 self._count_orphan(block_id, 1)
 
     def uncache(self, block_ids: Sequence[int]) -> None:
@@ -107,11 +104,12 @@ class PrefixIndex:
 
     def evict(self, count: int) -> list[int]:
         """Forget the `count` cached blocks that are due, the first first."""
-        evicted = [self.order.pop() for _ in range(count)]
+        order, names, orphans = self.order, self.names, self._orphans
+        evicted = [order.pop() for _ in range(count)]
         for block_id in evicted:
-            if self._orphans:
+            if orphans:
                 self._count_orphan(block_id, -1)
-            self.order.evicted(block_id, self.names.remove(block_id).key)
+            order.evicted(block_id, names.remove(block_id))
         return evicted
 
     def _outlive(self, block_id: int, fresh: set[int]) -> bool:

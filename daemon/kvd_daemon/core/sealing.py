@@ -69,15 +69,15 @@ def _plan(pool: Pool, lease: Lease, nodes: list[Node]) -> _Seals:
     """Blocks sealed before keep their names; those of a fork have none yet."""
     seals = _Seals([], [], [], [])
     sealed = lease.sealed.tolist()
-    for index in range(len(nodes)):
+    for index, node in enumerate(nodes):
         if index < len(sealed) and pool.prefixes.has_name(sealed[index]):
-            if pool.prefixes.node(sealed[index]).prefix_hash != nodes[index].prefix_hash:
+            if pool.prefixes.node(sealed[index]).prefix_hash != node.prefix_hash:
                 raise InvalidArgumentError(f"block {index} of the table was sealed under another hash")
             continue
-        twin = pool.prefixes.twin(nodes[index])
+        twin = pool.prefixes.twin(node)
         if twin is None:
             seals.fresh.append(index)
-            seals.nodes.append(nodes[index])
+            seals.nodes.append(node)
         else:
             seals.swapped.append(index)
             seals.twins.append(twin)
