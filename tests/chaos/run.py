@@ -14,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import grpc
+
 from .audit import findings
 from .faults import FAULTS, Fault, fill_run_dir, mounted_tmpfs
 from .report import Outcome
@@ -63,7 +65,7 @@ def run(folder: Path, outcome: Outcome, workers: int, crash_loops: int) -> None:
             _inflict(stage, outcome, faults)
             _crash_loops(stage, outcome, crash_loops)
             _end(stage, outcome, before)
-        except AssertionError as error:
+        except (AssertionError, grpc.RpcError) as error:
             outcome.unexcused.append(f"{error}\n{stage.last_words()}")
         finally:
             stage.close()
@@ -87,7 +89,7 @@ def _inflict(stage: Stage, outcome: Outcome, faults: dict[Fault, int]) -> None:
 
 def _audit(stage: Stage, outcome: Outcome) -> None:
     states = stage.pause()
-    stage.drop_pins()
+    stage.tidy({int(lease_id) for state in states for lease_id in state["leases"]})
     outcome.unexcused += findings(stage, states)
     on_disk = stage.status().disk_tier_used_bytes
     outcome.most_on_disk_bytes = max(outcome.most_on_disk_bytes, on_disk)
@@ -119,7 +121,7 @@ def _end(stage: Stage, outcome: Outcome, before: tuple[int, int]) -> None:
             continue
         outcome.add_worker(worker.state())
     stage.recovered_after(lambda: not stage.session_pids(), "all sessions to end")
-    stage.drop_pins()
+    stage.tidy(set())
     pool = stage.status().pools[0]
     left = {
         "leased": pool.blocks_leased,

@@ -24,7 +24,7 @@ from kvd.v1 import kvd_pb2 as pb
 from .pattern import SPEC
 from .worker import BLOCKS, POOL
 
-HOST_TIER, DISK_TIER = "512KiB", "2MiB"  # 128 and 512 blocks' slots
+HOST_TIER, DISK_TIER = "256KiB", "2MiB"  # 64 and 512 blocks' slots
 PIN_BLOCKS = 40  # of all workers together
 TTL_S = 6.0  # of a session; short, so that long silences fit into a short run
 PATIENCE_S = 60.0  # for a recovery, before it counts as none
@@ -151,10 +151,16 @@ class Stage:
             )
         return [worker.state() for worker in self.workers]
 
-    def drop_pins(self) -> None:
-        """Whoever made them may be dead; a pin outlives its maker."""
+    def tidy(self, held: set[int]) -> None:
+        """What outlives those who made it: pins, and what a worker published and was killed before it adopted
+        it again. `held` are leases that workers know of."""
         for pin in self.daemon.pins(POOL):
             self.daemon.drop_pin(pin.pin_id)
+        with self.daemon.admin() as admin:
+            listed = admin.ListLeases(pb.ListLeasesRequest(page_size=1000), timeout=ASK_S)
+        for lease in listed.leases:
+            if lease.state == "shelved" and lease.lease_id not in held:
+                self.daemon.revoke(lease.lease_id, "its publisher is dead")
 
     def resume(self) -> None:
         for worker in self.workers:
