@@ -70,9 +70,11 @@ $(HANDOFF_VENV)/.ready:
 bench-handoff: $(READY) $(HANDOFF_VENV)/.ready
 	$(BIN)/python benchmarks/bench_handoff.py --json benchmarks/results/handoff.json
 
-# TRACE: a file in the format of trace_replay/requests.py; without it one is made up. Some minutes.
+# TRACE: a file in the format of trace_replay/requests.py; without it one is made up. Some ten minutes, of which two
+# fill pools of up to SESSIONS_UP_TO blocks of the trace with sessions; 50000 takes five more.
+SESSIONS_UP_TO ?= 10000
 bench-trace: $(READY)
-	$(BIN)/python benchmarks/bench_trace.py $(TRACE) --json benchmarks/results/trace.json
+	$(BIN)/python benchmarks/bench_trace.py $(TRACE) --sessions-up-to $(SESSIONS_UP_TO) --json benchmarks/results/trace.json
 
 # About two minutes on two cores; the first time it fetches a small model (93 MB).
 demo: $(READY)

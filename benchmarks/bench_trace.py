@@ -1,10 +1,10 @@
-"""A production trace against a live kvd: what is found again, how fast, and what the daemon's state takes.
+"""A production trace against a live kvd: what is found again, how fast, and how many sessions fit.
 
     python benchmarks/bench_trace.py [TRACE] [--json PATH] [--capacities 1000,5000] [--speed 0] [--workers 4]
 
 Without a trace one is made up from a seed. Found shares are compared with a cache without an end and with
 plain LRU of the same capacity, both computed from the trace. `--speed 60`: an hour in a minute; 0: as fast as
-it goes. The plot goes beside the JSON.
+it goes. Sessions are leased until a pool of the same capacity refuses. The plot goes beside the JSON.
 """
 
 import argparse
@@ -18,16 +18,14 @@ from typing import Any
 import numpy as np
 from bench_rpc import about, table
 from rpc_bench.serving import RawSession, running_kvd
-from trace_replay import candidates, live, orders, state
+from trace_replay import candidates, live, orders, sessions, state
 from trace_replay.compare import requests_of
 from trace_replay.orders import CAPACITIES
-from trace_replay.requests import BLOCK_TOKENS, Request, accesses, bound
-
-from kvd.policy import Span
+from trace_replay.requests import Request, accesses, bound
 
 PERCENTILES = (50, 90, 99)
-KEEP = 0.16  # of a prompt; see README's measurements
-COMMAND = "make bench-trace TRACE=the trace's path"
+SESSIONS_UP_TO = 10_000  # blocks; each session takes some 10 ms, so that more take minutes
+COMMAND = "make bench-trace TRACE=the trace's path SESSIONS_UP_TO="
 
 
 def main() -> None:
@@ -39,14 +37,21 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=0, help="only so many (0: all)")
     parser.add_argument("--workers", type=int, default=4, help="processes")
     parser.add_argument("--speed", type=float, default=0.0, help="times as fast as the trace; 0: no pauses")
+    parser.add_argument(
+        "--sessions-up-to",
+        type=int,
+        default=SESSIONS_UP_TO,
+        help="the largest capacity to fill with sessions",
+    )
     args = parser.parse_args()
     requests = requests_of(args.trace)[: args.requests or None]
     results: dict[str, Any] = {
-        "about": about() | {"command": COMMAND},
+        "about": about() | {"command": COMMAND + str(args.sessions_up_to)},
         "trace": {"path": Path(args.trace).name if args.trace else "made up", "requests": len(requests)},
         "blocks": accesses(requests),
         "bound": bound(requests),
         "rows": [],
+        "sessions": [],
     }
     print(
         f"{len(requests)} requests, {results['blocks']} blocks; a cache without an end {results['bound']:.1%}"
@@ -57,10 +62,13 @@ def main() -> None:
             row = measured(requests, capacity, order, args) | {"plain_lru": plain / results["blocks"]}
             results["rows"].append(row)
             print(*table([_shown(row)]), sep="\n", flush=True)
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=2) + "\n")
-        plot(results, args.json.with_suffix(".png"))
+        if capacity <= args.sessions_up_to:
+            results["sessions"].append({"capacity": capacity, **sessions_alive(requests, capacity)})
+            print(*table([_shown_sessions(results["sessions"][-1])]), sep="\n", flush=True)
+        if args.json is not None:  # after each: what was measured is kept if the next one fails
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps(results, indent=2) + "\n")
+            plot(results, args.json.with_suffix(".png"))
 
 
 def measured(
@@ -86,7 +94,6 @@ def measured(
         "calls_ms": {name: milliseconds(durations) for name, durations in seen.calls.items()},
         "daemon_grew_kib": grown_kib,
         "state_bytes_a_block": state.bytes_a_block(capacity, order),
-        **sessions_that_fit(requests, capacity),
     }
 
 
@@ -100,15 +107,11 @@ def milliseconds(durations: Sequence[float]) -> dict[str, float]:
     return {f"p{p}": float(np.percentile(durations, p)) * 1000 for p in PERCENTILES}
 
 
-def sessions_that_fit(requests: Sequence[Request], capacity: int) -> dict[str, int]:
-    """Prompts of the trace's mean length that lie in the pool at a time, whole and pruned by Span."""
-    mean = sum(request.input_tokens for request in requests) // len(requests)
-    policy = Span(keep=KEEP)
-    pruned = policy.target_tokens(mean, live.BLOCK_SIZE)
-    return {
-        "sessions_dense": capacity * BLOCK_TOKENS // mean,
-        "sessions_pruned": capacity * BLOCK_TOKENS // pruned,
-    }
+def sessions_alive(requests: Sequence[Request], capacity: int) -> dict[str, Any]:
+    """On a kvd of its own, which has room for one pool of that capacity."""
+    memory = ("--host-memory", f"{sessions.pool_bytes(capacity)}B")
+    with tempfile.TemporaryDirectory(prefix="kvd-trace-") as folder, running_kvd(Path(folder), *memory):
+        return sessions.that_fit(Path(folder), requests, capacity)
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +125,19 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
         "requests/s": f"{row['requests_a_second']:.0f}",
         **calls,
         "state B/block": f"{row['state_bytes_a_block']:.0f}",
-        "sessions dense/pruned": f"{row['sessions_dense']}/{row['sessions_pruned']}",
+    }
+
+
+def _shown_sessions(row: Mapping[str, Any]) -> dict[str, Any]:
+    whole, compressed = row["whole"], row["compressed"]
+    return {
+        "capacity": row["capacity"],
+        "sessions alive": f"{whole['sessions']:,}",
+        "blocks each": whole["blocks_each"],
+        "compressed": f"{compressed['sessions']:,}",
+        "blocks each, compressed": compressed["blocks_each"],
+        "ratio": row["ratio"],
+        "by": row["policy"],
     }
 
 
@@ -154,8 +169,19 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=9)
     trace = results["trace"]
+    figure.supxlabel(_caption(results["sessions"]), fontsize=8)
     axes.set_title(f"Prefix reuse of a trace ({trace['path']}, {trace['requests']:,} requests)", fontsize=10)
     figure.savefig(path, dpi=120)
+
+
+def _caption(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many sessions were alive at once."""
+    told = (
+        f"{row['capacity']:,}: {row['whole']['sessions']:,} / {row['compressed']['sessions']:,}"
+        for row in rows
+    )
+    what = f"sessions of the trace alive at once, whole / compressed by {rows[0]['policy']}" if rows else ""
+    return "\n".join([what, "    ".join(told)]).strip()
 
 
 if __name__ == "__main__":
