@@ -80,12 +80,13 @@ class Names:
     def of(cls, total: int, nodes: Mapping[int, Node]) -> "Names":
         """With these nodes by block id."""
         made = cls(total)
-        for block_id, node in nodes.items():
-            made.add(block_id, node)
-        for block_id in nodes:
-            before = made.before(block_id)
-            if before is not None:
-                made._parents[block_id], made._after[before] = made._hashes[before], block_id
+        made._grow(max(nodes, default=NULL_BLOCK))
+        for block_id, (tenant, prefix_hash, _) in nodes.items():
+            made._put(block_id, tenant, prefix_hash)
+        for block_id, (tenant, _, parent_hash) in nodes.items():
+            before = made.find(tenant, parent_hash) or NULL_BLOCK if parent_hash else NULL_BLOCK
+            made._after[before] = block_id
+            made._parents[block_id] = made._hashes[before] or parent_hash
         return made
 
     def __contains__(self, block_id: int) -> bool:
@@ -148,15 +149,18 @@ class Names:
         before = self._last_added if parent_hash else NULL_BLOCK
         if parent_hash and self._hashes[before] is not parent_hash:  # mostly one is sealed after the other
             before = self.find(tenant, parent_hash) or NULL_BLOCK
-        self._after[before] = block_id
-        self._hashes[block_id], self._tenants[block_id] = prefix_hash, tenant
+        self._after[before] = self._last_added = block_id
         self._parents[block_id] = self._hashes[before] or parent_hash
+        self._put(block_id, tenant, prefix_hash)
+        return key_of(tenant, prefix_hash)
+
+    def _put(self, block_id: int, tenant: int, prefix_hash: bytes) -> None:
+        self._hashes[block_id], self._tenants[block_id] = prefix_hash, tenant
         places, last = self._places, self._last_place
         place = hash(prefix_hash) + tenant * TENANT_STEP & last
         while places[place]:
             place = place + 1 & last
-        places[place] = self._last_added = block_id
-        return key_of(tenant, prefix_hash)
+        places[place] = block_id
 
     def _grow(self, count: int) -> None:
         self._hashes += [UNNAMED] * count
