@@ -1,9 +1,11 @@
 """The awaited client forgets no call that the synchronous one has."""
 
 import asyncio
+import gc
 import inspect
 
 import pytest
+from tests.running_kvd import PATIENCE_S, eventually
 
 import kvd_client
 from kvd_client import Client, Lease, LeaseWish, Match, Pool, aio
@@ -66,5 +68,37 @@ def test_a_wish_takes_an_awaited_match(new_pool, spec) -> None:
             (lease,) = await pool_.lease_many([LeaseWish(90, prefix=match)])
             assert lease.prefix_tokens == 16 * len(match.sync) > 0
             await lease.release()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("when", ["before it was published", "after it was adopted"])
+def test_a_lease_that_a_cancelled_adopt_takes_is_had_by_the_next_one(
+    daemon, client, new_pool, spec, when
+) -> None:
+    pool = new_pool(spec)
+    giver = pool.lease(tokens=20)
+    lease_id = giver.lease_id
+
+    def is_taken() -> bool:
+        return daemon.lease_info(lease_id).state == "active"
+
+    async def story() -> None:
+        pool_ = aio.Async(pool)
+        adopting = asyncio.create_task(pool_.adopt("key", wait=PATIENCE_S))
+        await asyncio.to_thread(eventually, lambda: daemon.pool_status(pool.name).leases, "the lease")
+        if when.startswith("before"):
+            await asyncio.sleep(0)
+            adopting.cancel()
+        giver.publish("key")
+        eventually(is_taken, "the adoption")  # holds up the loop, so that the answer is not taken
+        adopting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await adopting
+        gc.collect()
+        lease = await pool_.adopt("key", wait=PATIENCE_S)
+        assert lease.lease_id == lease_id
+        client.pool(pool.name).lease(tokens=1).release()  # with which all that nobody holds is released
+        assert (await lease.extend(20)).size == 20
 
     asyncio.run(story())
