@@ -257,7 +257,8 @@ class Lease(Parkable, Restable):
 
         Who writes, `extend`s first, which replaces a half full last block by a copy of it for all but the
         last lease that has it: take the block table anew. Streaming leases cannot be forked; forks of a lease
-        with running scores cannot `observe`. Raises LimitExceededError.
+        with running scores cannot `observe`. What `compress(park=True)` has parked stays with this lease
+        alone: its forks have nothing to `restore`. Raises LimitExceededError.
         """
         return fork(self, count)
 

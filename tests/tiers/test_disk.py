@@ -225,7 +225,9 @@ def test_a_disk_that_stands_still_holds_up_only_who_waits_for_it(
         lease.release()
 
 
-def test_a_disk_worker_that_dies_is_replaced(pool: kvd_client.Pool, spilling_kvd: RunningKvd) -> None:
+def test_a_disk_worker_that_dies_is_replaced_and_the_log_calls_it_so(
+    pool: kvd_client.Pool, spilling_kvd: RunningKvd
+) -> None:
     leases = suspended(pool, 6)
     worker = disk_worker(spilling_kvd)
     worker.suspend()
@@ -233,6 +235,7 @@ def test_a_disk_worker_that_dies_is_replaced(pool: kvd_client.Pool, spilling_kvd
         waits = threads.submit(leases[0][0].resume, timeout=PATIENCE_S)
         worker.kill()
         waits.result(PATIENCE_S)
+    assert f" disk worker {worker.pid} died" in spilling_kvd.log.read_text()
     for lease, before in leases:
         if lease is not leases[0][0]:
             lease.resume(timeout=PATIENCE_S)

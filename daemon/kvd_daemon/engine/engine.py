@@ -138,7 +138,7 @@ class Engine:
         """Where there is a disk tier, or was one."""
         if not self.settings.spill_dir and not inheritance.arenas[Tier.DISK]:
             return None
-        command = replace(worker, module="kvd_daemon.kernel.disk_worker")
+        command = replace(worker, module="kvd_daemon.kernel.disk_worker", name="disk worker")
         return KernelClient(command, lambda: None)
 
     def _made_arenas(self, inheritance: Inheritance) -> dict[Tier, Arenas]:

@@ -30,7 +30,6 @@ FIRST_BACKOFF_S = 0.05  # before the second start; doubled each time
 MAX_BACKOFF_S = 5.0  # between starts of a worker that keeps dying
 PATIENT_FAILURES = 3  # workers in a row that may die without an answer before jobs are refused at once
 RETRY_AFTER_NS = 500_000_000  # ns; a worker starts within a second or three, unless it has to compile
-KEEPS_DYING = "the kernel worker keeps dying, the daemon's log says why"
 RESTS = "the daemon makes room for the next one"
 LOG = logging.getLogger("kvd.kernel")
 
@@ -90,6 +89,10 @@ class KernelClient:
         return 0 if self._worker is None else self._worker.pid
 
     @property
+    def _keeps_dying(self) -> str:
+        return f"the {self._command.name} keeps dying, the daemon's log says why"
+
+    @property
     def age_s(self) -> float | None:
         """Seconds since a worker last said a word; None before the first one."""
         return None if self._heard_s is None else time.monotonic() - self._heard_s
@@ -119,11 +122,11 @@ class KernelClient:
         was not begun, KernelDiedError if the worker died with it.
         """
         if self._failures >= PATIENT_FAILURES:
-            raise _unavailable(KEEPS_DYING)
+            raise _unavailable(self._keeps_dying)
         if self._resting:
             raise _unavailable(RESTS)
         if len(self._waiting) >= MAX_QUEUED_JOBS:
-            raise _unavailable(f"{MAX_QUEUED_JOBS} jobs wait for the kernel worker")
+            raise _unavailable(f"{MAX_QUEUED_JOBS} jobs wait for the {self._command.name}")
         return await self._enqueue(request, priority, fds)
 
     async def rest(self, patience_s: float) -> None:
@@ -150,9 +153,10 @@ class KernelClient:
         try:
             worker = await WorkerProcess.start(self._command, self._received)
         except OSError as error:
-            LOG.error("no kernel worker starts: %s", error.strerror)
-            return self._worker_ended(f"no kernel worker starts: {error.strerror}")
-        LOG.info("kernel worker %d starts", worker.pid)
+            why = f"no {self._command.name} starts: {error.strerror}"
+            LOG.error("%s", why)
+            return self._worker_ended(why)
+        LOG.info("%s %d starts", self._command.name, worker.pid)
         self._worker, self._vigil = worker, Vigil(worker.pid, time.monotonic())
         why, undead = "the daemon stops", False
         try:
@@ -162,7 +166,7 @@ class KernelClient:
             self._in_trouble(why)
             undead = not await worker.gone_within(UNDEAD_PATIENCE_S)
             if undead:
-                LOG.error("kernel worker %d was killed, but a system call holds it", worker.pid)
+                LOG.error("%s %d was killed, but a system call holds it", self._command.name, worker.pid)
         finally:
             if not worker.let_go(0.0 if undead else COLLECT_S):
                 self._undead.append(worker)
@@ -171,6 +175,7 @@ class KernelClient:
 
     async def _watch(self, worker: WorkerProcess, vigil: Vigil) -> str:
         """Until it is gone or has to go; why."""
+        called = f"{self._command.name} {worker.pid}"
         while not await worker.ended_within(TICK_S):
             silence_s = vigil.look(time.monotonic())
             if self._serving and self._running is None:
@@ -179,13 +184,13 @@ class KernelClient:
                 continue
             budget_s, over = self._budget()
             if vigil.stopped_s > STOPPED_S:
-                return f"kernel worker {worker.pid} was killed: it was stopped over {over}"
+                return f"{called} was killed: it was stopped over {over}"
             if silence_s > budget_s:
-                return f"kernel worker {worker.pid} was killed: silent for {silence_s:.1f} s over {over}"
+                return f"{called} was killed: silent for {silence_s:.1f} s over {over}"
             if self._serving:
-                late = f"kernel worker {worker.pid} is silent for {LATE_S:g} s over {over}"
+                late = f"{called} is silent for {LATE_S:g} s over {over}"
                 self._in_trouble(late if silence_s > LATE_S else None)
-        return f"kernel worker {worker.pid} died"
+        return f"{called} died"
 
     def _budget(self) -> tuple[float, str]:
         """How long the worker may be silent, and over what."""
@@ -270,7 +275,7 @@ class KernelClient:
         self._waiting = [job for job in self._waiting if job.priority > Priority.ALIVE]
         heapq.heapify(self._waiting)
         if self._failures >= PATIENT_FAILURES:
-            self._refuse_waiting(KEEPS_DYING)
+            self._refuse_waiting(self._keeps_dying)
         self._in_trouble(why)
 
     def _refuse_waiting(self, why: str) -> None:

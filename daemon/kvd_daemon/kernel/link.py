@@ -20,7 +20,8 @@ LOG = logging.getLogger("kvd.kernel")
 
 @dataclass(frozen=True)
 class WorkerCommand:
-    """How to start a worker: threads, where compiled kernels are kept, a descriptor it inherits, module.
+    """How to start a worker: threads, where compiled kernels are kept, a descriptor it inherits, module;
+    and what the log calls it.
 
     The lock's: who holds the lock of a device's folder knows that the last daemon's worker is gone as well,
     and nobody else moves bytes.
@@ -30,6 +31,7 @@ class WorkerCommand:
     cache_dir: Path
     lock_fd: int | None = None
     module: str = "kvd_daemon.kernel.worker"
+    name: str = "kernel worker"
 
     def start(self, worker_end: socket.socket) -> "subprocess.Popen[bytes]":
         environment = os.environ | {
@@ -67,7 +69,7 @@ class WorkerLink(asyncio.Protocol):
             while (message := self._next()) is not None:
                 self._on_message(message)
         except wire.WireError as error:
-            LOG.error("the kernel worker sent nonsense: %s", error)
+            LOG.error("a worker sent nonsense: %s", error)
             assert self._transport is not None
             self._transport.abort()
 
