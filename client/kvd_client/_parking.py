@@ -83,6 +83,19 @@ class Parkable:
                 answer = _make(self, session.share_service.Restore, request, deadline, self.handle.learn)
                 return int(answer.dropped_tokens)
 
+    def drop_checkpoint(self) -> None:
+        """Give up what `restore` would go back to, and its room; the next `compress(park=True)` parks anew.
+
+        Asks the daemon. Also of a suspended lease. Harmless without a checkpoint.
+        """
+        self.pool.check_writable()
+        session, handle = self.pool.session, self.handle
+        deadline = session.deadline()
+        with handle.roused(LeaseSuspendedError), held(session, [handle], deadline):
+            request = pb.DropCheckpointRequest(request_id=new_request_id(), lease_id=handle.lease_id)
+            call = LeaseCall([handle], session.share_service.DropCheckpoint, request, lambda _: None)
+            call.make(session, deadline)
+
 
 def _make(
     lease: Parkable, method: Any, request: Any, deadline: float, learn: Callable[[SlotState], None]

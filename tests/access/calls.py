@@ -36,6 +36,7 @@ WORKING = frozenset(
         "/kvd.v1.ShareService/Suspend",
         "/kvd.v1.ShareService/Resume",
         "/kvd.v1.ShareService/Restore",
+        "/kvd.v1.ShareService/DropCheckpoint",
     )
 )
 LOOKING = frozenset(

@@ -143,6 +143,7 @@ CALM = {
     "abort_suspend": 0.3,
     "resume": 3,
     "restore": 3,
+    "drop_checkpoint": 0.5,
     "finish_move": 2,
     "spill": 6,
     "finish_spill": 3,

@@ -17,7 +17,7 @@ SLOT = 4096
 
 
 class TierRules(Driver):
-    """set_tiers; suspend and resume begun, finished, aborted, lost."""
+    """set_tiers; suspend, resume and restore begun, finished, aborted, lost; checkpoints dropped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,6 +153,18 @@ class TierRules(Driver):
         if plan is not None:
             self.world.learn(lease)
             self.begin_fetch(lease, plan, lease.checkpoint)
+
+    @precondition(lambda self: any(lease.checkpoint for lease in self.world.leases.values()))
+    @rule(chance=anything)
+    def drop_checkpoint(self, chance: Chance) -> None:
+        lease = chance.choice(list(self.world.leases.values()))
+        session = self.owner(lease, chance)
+        error = self.refusal(session, lease)
+        if error is e.LeaseSuspendedError:
+            error = None
+        asked = session, lease.lease_id, self.world.now
+        if self.ask(error, lambda: self.device.drop_checkpoint(*asked)):
+            self.world.drop_slots(lease, "checkpoint")
 
     def resume_refusal(self, session: str, lease: WorldLease, generation: int) -> Refusal:
         error = self.refusal(session, lease)

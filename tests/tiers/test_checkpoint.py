@@ -114,3 +114,27 @@ def test_it_outlives_the_daemon(client: kvd_client.Client, tiered_kvd: RunningKv
         os.kill(tiered_kvd.daemon_pid(), signal.SIGKILL)
         lease.restore(timeout=PATIENCE_S)
         assert_same(lease, before)
+
+
+def test_a_checkpoint_that_nobody_needs_gives_its_room_back(
+    client: kvd_client.Client, daemon: Daemon, tiered_kvd: RunningKvd
+) -> None:
+    with client.pool("dropped", spec(), 60).lease() as lease:
+        compressed(lease)
+        kept = contents(lease)
+        lease.drop_checkpoint()
+        assert daemon.pool_status("dropped").parked_bytes == 0
+        assert_same(lease, kept)
+        with pytest.raises(kvd_client.InvalidArgumentError, match="no checkpoint"):
+            lease.restore()
+        lease.drop_checkpoint()
+        prefill(lease, 200, seed=2)
+        lease.compress(SNAP, QUERIES, park=True)
+        lease.suspend()
+        both = daemon.pool_status("dropped").parked_bytes
+        lease.drop_checkpoint()
+        assert 0 < daemon.pool_status("dropped").parked_bytes < both
+        os.kill(tiered_kvd.daemon_pid(), signal.SIGKILL)
+        lease.resume(timeout=PATIENCE_S)
+        with pytest.raises(kvd_client.InvalidArgumentError, match="no checkpoint"):
+            lease.restore()

@@ -39,6 +39,7 @@ NEEDED: Mapping[str, Role | None] = {
     "/kvd.v1.ShareService/Suspend": Role.WORKER,
     "/kvd.v1.ShareService/Resume": Role.WORKER,
     "/kvd.v1.ShareService/Restore": Role.WORKER,
+    "/kvd.v1.ShareService/DropCheckpoint": Role.WORKER,
     "/kvd.v1.AdminService/GetStatus": Role.READ_ONLY,
     "/kvd.v1.AdminService/ListLeases": Role.READ_ONLY,
     "/kvd.v1.AdminService/GetLease": Role.READ_ONLY,

@@ -55,7 +55,8 @@ def restorable(registry: Registry, session: Session, progress: Progress) -> tupl
     lease = registry.standing(session, progress)
     if lease.checkpoint is None:
         raise InvalidArgumentError(
-            f"lease {lease.lease_id} has no checkpoint to go back to; compress(park=True) makes one"
+            f"lease {lease.lease_id} has no checkpoint to go back to; compress(park=True) makes one, "
+            "which its forks do not have"
         )
     return lease, lease.checkpoint
 
@@ -66,6 +67,15 @@ def begin_restore(registry: Registry, session: Session, progress: Progress) -> F
     _require(registry, session, lease, checkpoint)
     commit(lease, progress)
     return _begin(registry, lease, checkpoint, restores=True)
+
+
+def drop_checkpoint(registry: Registry, session: Session, lease_id: int) -> Lease:
+    """Of a lease that is active or suspended."""
+    lease = registry.owned(session, lease_id)
+    if lease.state is not LeaseState.SUSPENDED:
+        refuse_unless_active(lease)
+    registry.drop_checkpoint(lease)
+    return lease
 
 
 def _require(registry: Registry, session: Session, lease: Lease, parked: Parked) -> None:

@@ -87,6 +87,15 @@ class TierEvents:
         session = self._registry.live_session(session_id, now_ns)
         return fetching.begin_restore(self._registry, session, progress)
 
+    def drop_checkpoint(self, session_id: str, lease_id: int, now_ns: int) -> Lease:
+        """A lease goes on without what it could be restored to, if there was such.
+
+        Raises SessionNotFoundError, SessionExpiredError, LeaseNotFoundError, NotOwnerError, LeaseBusyError,
+        what became of the lease.
+        """
+        session = self._registry.live_session(session_id, now_ns)
+        return fetching.drop_checkpoint(self._registry, session, lease_id)
+
     def finish_fetch(self, lease_id: int) -> Fetched:
         """Its blocks hold its bytes: the lease goes on, its slots are free."""
         return fetching.finish_fetch(self._registry, lease_id)

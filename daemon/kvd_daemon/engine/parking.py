@@ -98,6 +98,10 @@ class Parking:
             lambda: self._device.begin_restore(*asked),
         )
 
+    def drop_checkpoint(self, opened: OpenSession, lease_id: int) -> None:
+        """Raises what Device.drop_checkpoint does."""
+        self._device.drop_checkpoint(opened.session_id, lease_id, time.monotonic_ns())
+
     async def fetched(self, plan: FetchPlan, conclude: Callable[[Fetched], Answer]) -> Answer:
         """What `conclude` makes of the lease once its bytes are in its blocks, as of `suspend`.
 

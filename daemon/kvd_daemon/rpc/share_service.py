@@ -181,6 +181,19 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
         return self.engine.spawn(self.engine.parking.fetched(plan, answer))
 
     @answered
+    async def DropCheckpoint(
+        self, request: pb.DropCheckpointRequest, context: Context
+    ) -> pb.DropCheckpointResponse:
+        opened = self.engine.sessions.by_token(request.session_token)
+        return await once(self.engine, opened, request, lambda: self._drop_checkpoint(opened, request))
+
+    def _drop_checkpoint(
+        self, opened: OpenSession, request: pb.DropCheckpointRequest
+    ) -> pb.DropCheckpointResponse:
+        self.engine.parking.drop_checkpoint(opened, request.lease_id)
+        return pb.DropCheckpointResponse(epoch=self.engine.epoch)
+
+    @answered
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:
         """A call that waits for blocks has not begun yet: it ends with its caller."""
         place = request.progress.lease_id, True

@@ -2216,6 +2216,50 @@ class RestoreResponse(google.protobuf.message.Message):
 Global___RestoreResponse: typing_extensions.TypeAlias = RestoreResponse
 
 @typing.final
+class DropCheckpointRequest(google.protobuf.message.Message):
+    """See ShareService.DropCheckpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_TOKEN_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    LEASE_ID_FIELD_NUMBER: builtins.int
+    session_token: builtins.bytes
+    """Secret of the session."""
+    request_id: builtins.str
+    """Idempotency key."""
+    lease_id: builtins.int
+    """Whose checkpoint."""
+    def __init__(
+        self,
+        *,
+        session_token: builtins.bytes = ...,
+        request_id: builtins.str = ...,
+        lease_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lease_id", b"lease_id", "request_id", b"request_id", "session_token", b"session_token"]) -> None: ...
+
+Global___DropCheckpointRequest: typing_extensions.TypeAlias = DropCheckpointRequest
+
+@typing.final
+class DropCheckpointResponse(google.protobuf.message.Message):
+    """See ShareService.DropCheckpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: builtins.int
+    epoch: builtins.str
+    """Daemon incarnation."""
+    def __init__(
+        self,
+        *,
+        epoch: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch"]) -> None: ...
+
+Global___DropCheckpointResponse: typing_extensions.TypeAlias = DropCheckpointResponse
+
+@typing.final
 class GetStatusRequest(google.protobuf.message.Message):
     """See AdminService.GetStatus."""
 

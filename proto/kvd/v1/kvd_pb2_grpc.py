@@ -643,6 +643,11 @@ class ShareServiceStub(object):
                 request_serializer=kvd_dot_v1_dot_kvd__pb2.RestoreRequest.SerializeToString,
                 response_deserializer=kvd_dot_v1_dot_kvd__pb2.RestoreResponse.FromString,
                 _registered_method=True)
+        self.DropCheckpoint = channel.unary_unary(
+                '/kvd.v1.ShareService/DropCheckpoint',
+                request_serializer=kvd_dot_v1_dot_kvd__pb2.DropCheckpointRequest.SerializeToString,
+                response_deserializer=kvd_dot_v1_dot_kvd__pb2.DropCheckpointResponse.FromString,
+                _registered_method=True)
 
 
 class ShareServiceServicer(object):
@@ -741,6 +746,14 @@ class ShareServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DropCheckpoint(self, request, context):
+        """Gives back what the lease's checkpoint takes of the tiers; harmless without one. Also of a suspended lease.
+        Errors: SESSION_NOT_FOUND, LEASE_NOT_FOUND, NOT_OWNER, LEASE_BUSY, what became of the lease.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShareServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -798,6 +811,11 @@ def add_ShareServiceServicer_to_server(servicer, server):
                     servicer.Restore,
                     request_deserializer=kvd_dot_v1_dot_kvd__pb2.RestoreRequest.FromString,
                     response_serializer=kvd_dot_v1_dot_kvd__pb2.RestoreResponse.SerializeToString,
+            ),
+            'DropCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropCheckpoint,
+                    request_deserializer=kvd_dot_v1_dot_kvd__pb2.DropCheckpointRequest.FromString,
+                    response_serializer=kvd_dot_v1_dot_kvd__pb2.DropCheckpointResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1099,6 +1117,33 @@ class ShareService(object):
             '/kvd.v1.ShareService/Restore',
             kvd_dot_v1_dot_kvd__pb2.RestoreRequest.SerializeToString,
             kvd_dot_v1_dot_kvd__pb2.RestoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvd.v1.ShareService/DropCheckpoint',
+            kvd_dot_v1_dot_kvd__pb2.DropCheckpointRequest.SerializeToString,
+            kvd_dot_v1_dot_kvd__pb2.DropCheckpointResponse.FromString,
             options,
             channel_credentials,
             insecure,

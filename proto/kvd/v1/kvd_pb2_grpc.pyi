@@ -702,7 +702,23 @@ _ShareServiceRestoreType = typing_extensions.TypeVar(
     ],
 )
 
-class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinType, _ShareServiceUnpinType, _ShareServiceForkType, _ShareServicePublishType, _ShareServiceAdoptType, _ShareServiceRestType, _ShareServiceWakeType, _ShareServiceSuspendType, _ShareServiceResumeType, _ShareServiceRestoreType]):
+_ShareServiceDropCheckpointType = typing_extensions.TypeVar(
+    '_ShareServiceDropCheckpointType',
+    grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.DropCheckpointRequest,
+        kvd.v1.kvd_pb2.DropCheckpointResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.DropCheckpointRequest,
+        kvd.v1.kvd_pb2.DropCheckpointResponse,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.DropCheckpointRequest,
+        kvd.v1.kvd_pb2.DropCheckpointResponse,
+    ],
+)
+
+class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinType, _ShareServiceUnpinType, _ShareServiceForkType, _ShareServicePublishType, _ShareServiceAdoptType, _ShareServiceRestType, _ShareServiceWakeType, _ShareServiceSuspendType, _ShareServiceResumeType, _ShareServiceRestoreType, _ShareServiceDropCheckpointType]):
     """Blocks and leases that change hands: prefixes found by their hashes, leases given to other sessions.
     Request ids as in LeaseService.
     """
@@ -753,6 +769,10 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
             kvd.v1.kvd_pb2.RestoreRequest,
             kvd.v1.kvd_pb2.RestoreResponse,
         ],
+        grpc.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.DropCheckpointRequest,
+            kvd.v1.kvd_pb2.DropCheckpointResponse,
+        ],
     ], channel: grpc.Channel) -> None: ...
 
     @typing.overload
@@ -800,6 +820,10 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
         grpc.aio.UnaryUnaryMultiCallable[
             kvd.v1.kvd_pb2.RestoreRequest,
             kvd.v1.kvd_pb2.RestoreResponse,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
+            kvd.v1.kvd_pb2.DropCheckpointRequest,
+            kvd.v1.kvd_pb2.DropCheckpointResponse,
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
@@ -860,6 +884,11 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
     Errors: those of Extend, KERNEL_WORKER_UNAVAILABLE and CHECKPOINT_LOST (the lease goes on as it is).
     """
 
+    DropCheckpoint: _ShareServiceDropCheckpointType
+    """Gives back what the lease's checkpoint takes of the tiers; harmless without one. Also of a suspended lease.
+    Errors: SESSION_NOT_FOUND, LEASE_NOT_FOUND, NOT_OWNER, LEASE_BUSY, what became of the lease.
+    """
+
 ShareServiceAsyncStub: typing_extensions.TypeAlias = ShareServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.MatchRequest,
@@ -904,6 +933,10 @@ ShareServiceAsyncStub: typing_extensions.TypeAlias = ShareServiceStub[
     grpc.aio.UnaryUnaryMultiCallable[
         kvd.v1.kvd_pb2.RestoreRequest,
         kvd.v1.kvd_pb2.RestoreResponse,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        kvd.v1.kvd_pb2.DropCheckpointRequest,
+        kvd.v1.kvd_pb2.DropCheckpointResponse,
     ],
 ]
 
@@ -1022,6 +1055,16 @@ class ShareServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[kvd.v1.kvd_pb2.RestoreResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.RestoreResponse]]:
         """Takes a lease back to what it held before its first compression with `park`: tokens written since are gone.
         Errors: those of Extend, KERNEL_WORKER_UNAVAILABLE and CHECKPOINT_LOST (the lease goes on as it is).
+        """
+
+    @abc.abstractmethod
+    def DropCheckpoint(
+        self,
+        request: kvd.v1.kvd_pb2.DropCheckpointRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[kvd.v1.kvd_pb2.DropCheckpointResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.DropCheckpointResponse]]:
+        """Gives back what the lease's checkpoint takes of the tiers; harmless without one. Also of a suspended lease.
+        Errors: SESSION_NOT_FOUND, LEASE_NOT_FOUND, NOT_OWNER, LEASE_BUSY, what became of the lease.
         """
 
 def add_ShareServiceServicer_to_server(servicer: ShareServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
