@@ -103,6 +103,8 @@ class Pools:
     def _free(self, pool: Pool) -> None:
         for name in descriptors_of(pool):
             self._store.drop(name)
+        for arenas in self._arenas:
+            arenas.drop(pool)
         self._memory.free(pool.pool_id)
 
     def memory_of(self, pool: Pool) -> PoolMemory:
