@@ -8,7 +8,7 @@ from kvd_daemon.core import Change, LeaseWish
 
 from .driver import POLICIES, Chance, Driver, Refusal, any_lease, any_session, anything
 from .quota_rules import Shortage
-from .world import WorldLease, hashes
+from .world import CACHED, FREE, WorldLease, hashes
 
 Wishes = list[tuple[LeaseWish, int]]
 """Each with the number of the text it is for."""
@@ -31,6 +31,17 @@ class LeaseRules(Driver):
     def prefill(self, chance: Chance) -> None:
         wish = LeaseWish(chance.randint(8, 60), chance.choice(POLICIES))
         self.try_lease(self.a_session(chance), "a", [(wish, chance.randint(0, 1))], fill=True)
+
+    @precondition(any_session)
+    @rule(chance=anything)
+    def crowd(self, chance: Chance) -> None:
+        """All that is left: what is cached is evicted for it."""
+        name = self.a_pool(chance)
+        if name in self.world.pools:
+            pool, states = self.world.pools[name], list(self.world.states(name).values())
+            left = sum(state in (FREE, CACHED) for state in states) - pool.reserve
+            wish = LeaseWish(max(1, left) * pool.block_size)
+            self.try_lease(self.a_session(chance), name, [(wish, 9)], fill=False)
 
     @precondition(any_session)
     @rule(chance=anything)

@@ -28,7 +28,8 @@ class RestartRules(LeaseRules, JobRules, CopyRules):
         losses = Losses(pools, sessions, arenas, disks)
         recovered = self.device.recover(self.world.now, grace, losses)
         self.jobs_ended()
-        self.world.drop_copies(arenas)
+        self.world.drop_copies(Tier.HOST, arenas)
+        self.world.drop_copies(Tier.DISK, disks)
         for lease in self.world.leases.values():
             pools_without = {Tier.HOST: arenas, Tier.DISK: disks}
             if lease.checkpoint and lease.pool in pools_without[lease.checkpoint[0][0]]:

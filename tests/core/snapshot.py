@@ -4,8 +4,9 @@ from enum import Enum
 
 import numpy as np
 
-from kvd_daemon.core import Device
+from kvd_daemon.core import Device, Tier
 from kvd_daemon.core.blocks import Blocks
+from kvd_daemon.core.copied import Copies
 from kvd_daemon.core.fences import Fences
 from kvd_daemon.core.prefix import PrefixIndex
 from kvd_daemon.core.quotas import Quotas
@@ -22,6 +23,8 @@ def snapshot(thing: object) -> object:
         return thing.shown()
     if isinstance(thing, Arena):  # which are free follows from those in use
         return snapshot((thing.budget_bytes, thing.used_bytes, dict(thing.used())))
+    if isinstance(thing, Copies):  # how many there are follows from them
+        return snapshot([thing.on(tier) for tier in Tier])
     if isinstance(thing, Quotas):  # who listens is no part of the state
         return snapshot({name: value for name, value in vars(thing).items() if name != "_on_return"})
     if isinstance(thing, Blocks):  # generations may be counted later

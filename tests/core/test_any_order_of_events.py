@@ -149,6 +149,9 @@ CALM = {
     "finish_spill": 3,
     "promote": 6,
     "finish_promotion": 2,
+    "demote": 4,
+    "recall": 4,
+    "finish_copy_move": 3,
     "finish_fetch": 2,
     "abort_fetch": 0.5,
     "end_session": 0.2,
@@ -158,6 +161,7 @@ CALM = {
     "malformed": 0.4,
     "compress": 2,
     "press": 3,
+    "crowd": 0.3,
 }
 """How often a rule is taken compared to the others: sessions live long enough to fill the pool."""
 
@@ -173,6 +177,10 @@ PROMPTS = {
     "finish_spill": 8,
     "promote": 8,
     "finish_promotion": 8,
+    "demote": 4,
+    "recall": 8,
+    "finish_copy_move": 8,
+    "crowd": 1,
     "create_pool": 1,
     "open": 0.3,
 }

@@ -172,7 +172,7 @@ class TierRules(Driver):
             return error or e.InvalidArgumentError
         if generation != lease.generation:
             return e.StaleGenerationError
-        if lease.parked[0][0] is Tier.DISK:
+        if lease.parked and lease.parked[0][0] is Tier.DISK:
             return e.LeaseBusyError
         return Shortage(self.world, lease.tenant, lease.pool, len(lease.parked)).error
 
@@ -240,18 +240,19 @@ class TierRules(Driver):
         intact = all(slot in self.world.slots for slot in source)
         intact = intact and [self.sum_of(slot) for slot in source] == sums
         current = self.moves_still(lease, which, source, sums)
-        if not intact or chance.random() < 0.3:
-            lost = chance.random() < 0.5
-            assert self.device.abort_move(move_id, lost) == (lost and current)
+        if chance.random() < 0.2:
+            self.device.abort_move(move_id)
+            return self.world.drop_target(target)
+        damaged = [] if intact and chance.random() < 0.9 else [chance.randrange(len(source))]
+        lost = bool(damaged) and current and source[0][0] is Tier.DISK
+        assert self.device.finish_move(move_id, damaged) == (not lost)
+        if damaged or not current:
             self.world.drop_target(target)
-            if lost and current and which == "checkpoint":
+            if lost and which == "checkpoint":
                 self.world.drop_slots(lease, "checkpoint")
-            elif lost and current:
+            elif lost:
                 self.world.lose_parked(lease)
             return
-        assert self.device.finish_move(move_id) == current
-        if not current:
-            return self.world.drop_target(target)
         self.world.slots |= dict(zip(target, copied, strict=True))
         self.world.drop_slots(lease, which)
         setattr(lease, which, target)

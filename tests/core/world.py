@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from kvd import errors as e
 from kvd.policy import Policy, Streaming
-from kvd_daemon.core import Quota
+from kvd_daemon.core import Quota, Tier
 
-from .world_parts import Slot, WorldPin, WorldPromotion, WorldSession, WorldShelved
+from .world_parts import CopyName, Slot, WorldCopyMove, WorldPin, WorldPromotion, WorldSession, WorldShelved
 
 FREE, LEASED, SEALED, CACHED, QUARANTINED = "free", "leased", "sealed", "cached", "quarantined"
 
@@ -120,7 +120,8 @@ class World:
         self.disk_bytes = 0
         self.moves: dict[int, tuple[WorldLease, str, list[Slot], list[Slot], list[int]]] = {}
         self.slots: dict[Slot, list | None] = {}
-        self.copies: dict[tuple[str, str, int, int], Slot] = {}
+        self.copies: dict[CopyName, Slot] = {}
+        self.copy_moves: dict[int, WorldCopyMove] = {}
         self.spills: dict[int, tuple[str, list[int], list[Slot]]] = {}
         self.promotions: dict[int, WorldPromotion] = {}
 
@@ -304,7 +305,8 @@ class World:
             if lease.pool == name:
                 self.drop_target(target)
         self.forget_copying(name)
-        self.drop_copies([name])
+        for tier in Tier:
+            self.drop_copies(tier, [name])
         return self.pools.pop(name)
 
     def forget_copying(self, pool: str | None = None) -> None:
@@ -315,9 +317,13 @@ class World:
         for number, promotion in list(self.promotions.items()):
             if pool in (None, promotion.pool):
                 del self.promotions[number]
+        for number, move in list(self.copy_moves.items()):
+            if pool in (None, move.pool):
+                self.drop_target(move.target)
+                del self.copy_moves[number]
 
-    def drop_copies(self, pools: list[str]) -> None:
-        for name in [name for name in self.copies if name[0] in pools]:
+    def drop_copies(self, tier: Tier, pools: list[str]) -> None:
+        for name in [name for name, slot in self.copies.items() if name[0] in pools and slot[0] is tier]:
             del self.slots[self.copies.pop(name)]
 
     def drop_target(self, target: list[Slot]) -> None:

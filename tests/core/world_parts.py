@@ -7,6 +7,9 @@ from kvd_daemon.core import Tier
 Slot = tuple[Tier, str, int]
 """Tier, pool and number."""
 
+CopyName = tuple[str, str, int, int]
+"""Pool, tenant, text and depth."""
+
 
 @dataclass
 class WorldSession:
@@ -34,6 +37,17 @@ class WorldPin:
     blocks: list[int]
     session: str = ""
     expires: int | None = None
+
+
+@dataclass
+class WorldCopyMove:
+    """Copies, by name, that are copied from slots to slots of another tier."""
+
+    pool: str
+    names: list[CopyName]
+    source: list[Slot]
+    target: list[Slot]
+    sums: list[int]
 
 
 @dataclass

@@ -5,33 +5,13 @@ import signal
 
 import pytest
 from tests.client.daemon import Daemon
-from tests.running_kvd import PATIENCE_S, RunningKvd, eventually
+from tests.running_kvd import PATIENCE_S, RunningKvd
 
 import kvd_client
 from kvd_daemon.core.tiers import slot_bytes
 
-from .contents import Contents, arena_of, assert_same, contents, flip_byte, prefill, spec
-
-BLOCKS, BLOCK = 60, 16
-PROMPT = list(range(20 * BLOCK + 1))  # twenty blocks, and the token that is never part of a prefix
-
-
-def sealed(pool: kvd_client.Pool) -> Contents:
-    """The prompt was computed and let go."""
-    with pool.lease(prompt=PROMPT) as lease:
-        assert lease.prefix_tokens == 0
-        prefill(lease, len(PROMPT) - 1)
-        lease.seal_prompt()
-        return contents(lease)
-
-
-def evict(pool: kvd_client.Pool, daemon: Daemon) -> None:
-    """Others need all of the pool, after the prompt's blocks were copied."""
-    pressure = pool.lease(tokens=34 * BLOCK)
-    eventually(lambda: daemon.pool_status(pool.name).blocks_copied == 20, "copies of cached blocks")
-    pressure.release()
-    with pool.lease(tokens=(BLOCKS - 1) * BLOCK):
-        assert daemon.pool_status(pool.name).blocks_cached <= 1  # the pool's reserve
+from .contents import arena_of, assert_same, flip_byte, prefill, spec
+from .prompts import BLOCK, BLOCKS, PROMPT, assert_begins, evict, sealed
 
 
 @pytest.mark.parametrize("layout", ["block_outermost", "layer_outermost"])
@@ -69,10 +49,7 @@ def test_a_damaged_copy_is_a_miss_and_never_data(
         found = lease.prefix_tokens
         assert found < len(PROMPT) - 1
         assert found % BLOCK == 0
-        if found:
-            for (k, v), (k_before, v_before) in zip(contents(lease), before, strict=True):
-                assert (k == k_before[:found]).all()
-                assert (v == v_before[:found]).all()
+        assert_begins(lease, before)
 
 
 def test_copies_make_room_for_what_is_suspended(client: kvd_client.Client, daemon: Daemon) -> None:

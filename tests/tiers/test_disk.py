@@ -4,19 +4,18 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 from tests.client.daemon import Daemon
-from tests.running_kvd import PATIENCE_S, RunningKvd, command_of, eventually, running_kvd
+from tests.running_kvd import PATIENCE_S, RunningKvd, eventually, running_kvd
 
 import kvd_client
 from kvd_client import SnapKV
 
 from .contents import Contents, assert_same, flip_byte, overwrite, prefill, spec
+from .disks import disk_file, disk_worker, stopped
 
 TOKENS = 160  # of a lease: 10 blocks, 120 KiB in slots
 HOST_TIER, DISK_TIER = "512KiB", "2MiB"  # four such leases, and sixteen
@@ -63,32 +62,6 @@ def suspend_until_refused(pool: kvd_client.Pool, made: list[tuple[kvd_client.Lea
         lease = pool.lease()
         made.append((lease, prefill(lease, TOKENS, seed=len(made))))
         lease.suspend(timeout=PATIENCE_S)
-
-
-def disk_worker(kvd: RunningKvd) -> psutil.Process:
-    found: list[psutil.Process] = []
-
-    def look() -> bool:
-        children = psutil.Process(kvd.daemon_pid()).children()
-        found[:] = [child for child in children if "kvd_daemon.kernel.disk_worker" in command_of(child)]
-        return bool(found)
-
-    eventually(look, "a disk worker")
-    return found[0]
-
-
-def disk_file(kvd: RunningKvd) -> Path:
-    folder = Path(f"/proc/{kvd.daemon_pid()}/fd")
-    return next(fd for fd in folder.iterdir() if "/spill/kvd-" in os.readlink(fd))
-
-
-@contextmanager
-def stopped(process: psutil.Process) -> Iterator[None]:
-    process.suspend()
-    try:
-        yield
-    finally:
-        process.resume()
 
 
 def test_more_than_host_memory_holds_goes_to_disk_and_comes_back(

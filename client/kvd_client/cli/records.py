@@ -36,6 +36,7 @@ _POOL_COUNTS = (
     "parked_bytes",
     "spilled_bytes",
     "blocks_copied",
+    "blocks_copied_on_disk",
     "wanted_blocks",
     "blocks_pinned",
     "leases_shelved",

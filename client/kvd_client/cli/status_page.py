@@ -211,7 +211,8 @@ def _parked(pool: Record) -> str:
         parts.append(f"{show_bytes(pool['spilled_bytes'])} on disk")
     parts.append(f"{_plural(pool['leases_suspended'], 'lease')} suspended")
     if pool["blocks_copied"]:
-        parts.append(f"{_plural(pool['blocks_copied'], 'cached block')} copied")
+        on_disk = f" ({pool['blocks_copied_on_disk']:,} on disk)" if pool["blocks_copied_on_disk"] else ""
+        parts.append(f"{_plural(pool['blocks_copied'], 'cached block')} copied{on_disk}")
     return ", ".join(parts)
 
 

@@ -15,6 +15,7 @@ from .copies import take_slots
 from .free_runs import NO_BLOCKS, IntArray, ids_of, runs_of
 from .jobs import end_job, lend, refuse_scratch
 from .lease import BlockTable, Compacting, Lease, LeaseState, Target
+from .parked import Tier
 from .planning import check_queries, choose
 from .pool import Pool
 from .registry import Registry, commit
@@ -47,7 +48,7 @@ def begin_compress(
     slots = NO_BLOCKS
     if parks:
         count = registry.pool_of(lease).spec.blocks_for(progress.length)
-        slots = take_slots(registry, registry.pool_of(lease), count)
+        slots = take_slots(registry, Tier.HOST, registry.pool_of(lease), count)
     commit(lease, progress)
     if target is None:
         return Unchanged(lease)

@@ -17,7 +17,6 @@ from kvd.spec import KVSpec
 
 from . import (
     compressing,
-    copies,
     creating,
     ending,
     forking,
@@ -28,6 +27,7 @@ from . import (
     moving,
     observing,
     pinning,
+    promoting,
     quotas,
     recovering,
     rehearsing,
@@ -112,7 +112,7 @@ class Device(TierEvents):
         for pin in [pin for pin in self.pins.values() if pin.pool == name]:
             pinning.drop(self._registry, pin)
         moving.forget_moves(self._registry, name)
-        copies.forget_pool(self._registry, name)
+        promoting.forget_pool(self._registry, name)
         self._registry.forget_slots(name)
         return self.pools.pop(name)
 

@@ -254,8 +254,8 @@ def _restore_slots(registry: Registry, plain: Mapping[str, Any]) -> None:
     for (pool, tenant, prefix_hash), copy in zip(
         plain.get("copy_names", []), plain.get("copies", []), strict=True
     ):
-        registry.copies[pool, tenant, prefix_hash] = copy
-        registry.arenas[Tier.HOST].claim(registry.pools[pool], np.array([copy.slot], np.int32))
+        registry.copies.put((pool, tenant, prefix_hash), copy)
+        registry.arenas[copy.tier].claim(registry.pools[pool], np.array([copy.slot], np.int32))
     for lease in registry.leases.values():
         for tier, slots in lease.slots():
             registry.arenas[tier].claim(registry.pool_of(lease), slots)

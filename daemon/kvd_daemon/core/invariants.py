@@ -47,6 +47,7 @@ def check(registry: Registry, memory_bytes: int) -> None:
     _check_fences(registry)
     _check_totals(registry)
     _check_slots(registry)
+    _check_copies(registry)
     listed = [lease_id for pool in registry.pools.values() for lease_id in pool.leases]
     poolless = registry.leases.keys() - listed
     _hold(len(listed) + len(poolless) == len(registry.leases), "every lease is listed by its pool, once")
@@ -201,7 +202,7 @@ def _own_blocks(lease: Lease) -> list[int]:
 
 
 def _check_slots(registry: Registry) -> None:
-    """Slots in use are those that leases have, each of one lease."""
+    """Slots in use are those that leases, copies and jobs have, each of one."""
     for tier, arena in registry.arenas.items():
         found: dict[str, list[int]] = {}
         for lease in registry.leases.values():
@@ -209,9 +210,9 @@ def _check_slots(registry: Registry) -> None:
                 found.setdefault(lease.pool, []).extend(slots.tolist())
         for move in [move for move in registry.moves.values() if move.tier is tier]:
             found.setdefault(move.pool, []).extend(move.slots.tolist())
+        for (name, _, _), copy in registry.copies.on(tier).items():
+            found.setdefault(name, []).append(copy.slot)
         if tier is Tier.HOST:
-            for (name, _, _), copy in registry.copies.items():
-                found.setdefault(name, []).append(copy.slot)
             for spill in registry.spills.values():
                 found.setdefault(spill.pool, []).extend(spill.slots.tolist())
         expected = {pool: set(slots) for pool, slots in found.items() if slots}
@@ -219,9 +220,21 @@ def _check_slots(registry: Registry) -> None:
             sum(map(len, found.values())) == sum(map(len, expected.values())),
             f"{tier}: a slot is taken twice",
         )
-        _hold(dict(arena.used()) == expected, f"{tier}: slots in use are not those that leases have")
+        _hold(dict(arena.used()) == expected, f"{tier}: slots in use are not those that somebody has")
         used = sum(slot_bytes(registry.pools[pool].spec) * len(slots) for pool, slots in expected.items())
         _hold(arena.used_bytes == used, f"{tier}: {arena.used_bytes} bytes in use, {used} counted")
+
+
+def _check_copies(registry: Registry) -> None:
+    """Each name has one, where its place says, and they are counted by pool."""
+    for tier in registry.arenas:
+        there = registry.copies.on(tier)
+        _hold(all(copy.tier is tier for copy in there.values()), f"{tier}: a copy lies elsewhere")
+        for pool in registry.pools:
+            counted = sum(name[0] == pool for name in there)
+            _hold(registry.copies.count(tier, pool) == counted, f"{tier}: copies of {pool} are miscounted")
+    names = [name for tier in registry.arenas for name in registry.copies.on(tier)]
+    _hold(len(names) == len(set(names)), "a block has two copies")
 
 
 def _check_free(pool: Pool) -> None:

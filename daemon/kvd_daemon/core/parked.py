@@ -13,11 +13,24 @@ Checksums = np.ndarray[tuple[int], np.dtype[Any]]
 """uint32 [slots], CRC-32 of what each slot holds; or other numbers of 32 bits."""
 
 
+Name = tuple[str, int, bytes]
+"""Of a block that was sealed: pool, tenant and prefix hash."""
+
+
 class Tier(StrEnum):
     """Where slots are."""
 
     HOST = "host"
     DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """Slots that a move copies, and what they hold."""
+
+    tier: Tier
+    slots: IntArray
+    checksums: Checksums
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +61,10 @@ class Move:
     tier: Tier
     slots: IntArray
 
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.parked.tier, self.parked.slots, self.parked.checksums)
+
 
 @dataclass(frozen=True, slots=True)
 class Stowing:
@@ -71,6 +88,30 @@ class Copy:
     parent_hash: bytes
     slot: int
     checksum: int
+    tier: Tier = Tier.HOST
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopyMove:
+    """As a Move, of copies that lie in one tier: each of them is moved or forgotten by itself."""
+
+    move_id: int
+    pool: str
+    tenants: Sequence[int]
+    hashes: Sequence[bytes]
+    copies: Sequence[Copy]
+    tier: Tier
+    slots: IntArray
+
+    @property
+    def names(self) -> list[Name]:
+        return [(self.pool, *name) for name in zip(self.tenants, self.hashes, strict=True)]
+
+    @property
+    def origin(self) -> Origin:
+        slots = np.array([copy.slot for copy in self.copies], np.int32)
+        checksums = np.array([copy.checksum for copy in self.copies], np.uint32)
+        return Origin(self.copies[0].tier, slots, checksums)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,3 +140,7 @@ class Promotion:
     blocks: IntArray
     slots: IntArray
     checksums: Checksums
+
+    @property
+    def names(self) -> list[Name]:
+        return [(self.pool, self.tenant, prefix_hash) for prefix_hash in self.hashes]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import handing, pinning
-from .copies import drop_copies, forget_pool
+from .copies import drop_copies
 from .ending import end_session, unshelve
 from .fetching import abort_fetch, lose_parked
 from .jobs import abort
@@ -18,6 +18,7 @@ from .lease import LIVE, BlockTable, Compacting, Lease, LeaseState, Observing, S
 from .moving import forget_moves
 from .parked import Fetching, Stowing, Tier
 from .pool import Pool
+from .promoting import forget_pool
 from .registry import Registry
 from .scrubbing import scrub_failed
 from .session import Session, SessionState
@@ -54,9 +55,9 @@ def recover(registry: Registry, now_ns: int, grace_ns: int, losses: Losses) -> R
         end_session(registry, registry.known_session(session_id))
     forget_moves(registry)
     forget_pool(registry)
-    drop_copies(registry, losses.arenas)
-    lost += _lose_slots(registry, Tier.HOST, losses.arenas)
-    lost += _lose_slots(registry, Tier.DISK, losses.disks)
+    for tier, gone in ((Tier.HOST, losses.arenas), (Tier.DISK, losses.disks)):
+        drop_copies(registry, tier, gone)
+        lost += _lose_slots(registry, tier, gone)
     pools = [registry.pool(name) for name in losses.pools]
     for pool in pools:
         lost += _lose(registry, pool)

@@ -21,10 +21,11 @@ from kvd.errors import (
 )
 from kvd.limits import MAX_TOKENS_PER_LEASE
 
+from .copied import Copies
 from .fences import Fences
 from .lease import Lease, LeaseState
 from .limits import MAX_POSITION, MAX_TENANTS, Limits
-from .parked import Copy, Move, Promotion, Spill, Tier
+from .parked import CopyMove, Move, Promotion, Spill, Tier
 from .pins import Pin
 from .pool import Pool
 from .quotas import Quotas
@@ -50,10 +51,9 @@ class Registry:
         """Published leases by tenant, pool and key."""
         self.fences = Fences(limits.leases + 1)
         self.arenas = {tier: Arena(tier) for tier in Tier}
-        self.moves: dict[int, Move] = {}
+        self.moves: dict[int, Move | CopyMove] = {}
         self.last_move_id = 0
-        self.copies: dict[tuple[str, int, bytes], Copy] = {}
-        """Of cached blocks, by pool, tenant and hash, the least recently used first."""
+        self.copies = Copies()
         self.spills: dict[int, Spill] = {}
         self.promotions: dict[int, Promotion] = {}
 
@@ -64,6 +64,10 @@ class Registry:
 
     def pool_of(self, lease: Lease) -> Pool:
         return self.pools[lease.pool]
+
+    def copy_moves(self) -> list[CopyMove]:
+        """Those of copies, among the moves under way."""
+        return [move for move in self.moves.values() if isinstance(move, CopyMove)]
 
     def drop_parked(self, lease: Lease) -> None:
         """What it has in slots is not wanted any more."""

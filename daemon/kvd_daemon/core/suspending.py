@@ -28,7 +28,7 @@ def begin_suspend(registry: Registry, session: Session, progress: Progress) -> S
     if lease.scratch:
         raise InvalidArgumentError("a scratch lease holds queries of one call; release it instead")
     source = stowed_blocks(lease, progress.length)
-    slots = take_slots(registry, registry.pool_of(lease), source.size)
+    slots = take_slots(registry, Tier.HOST, registry.pool_of(lease), source.size)
     commit(lease, progress)
     lease.job = Stowing(slots)
     return StowPlan(lease, source, slots)

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from . import copies, fetching, moving, suspending
+from . import copies, fetching, moving, promoting, suspending
 from .lease import Lease
-from .parked import Copy, Move, Promotion, Spill, Tier
+from .parked import Copy, CopyMove, Move, Name, Promotion, Spill, Tier
 from .pool import Pool
 from .quotas import Need
 from .registry import Registry
@@ -31,13 +31,37 @@ class TierEvents:
         """Plan to copy what a lease has parked to another tier; it need not wait. Raises TierFullError."""
         return moving.begin_move(self._registry, lease_id, is_checkpoint, tier)
 
-    def finish_move(self, move_id: int) -> bool:
-        """The bytes are there. False if nobody wants them any more."""
-        return moving.finish_move(self._registry, move_id)
+    def demotable(self) -> bool:
+        """Whether `begin_demotion` would find something; changes nothing."""
+        return moving.demotable(self._registry)
 
-    def abort_move(self, move_id: int, lost: bool) -> bool:
-        """They are not. Lost: they are damaged where they were; True if somebody has lost them by that."""
-        return moving.abort_move(self._registry, move_id, lost)
+    def begin_demotion(self, most_bytes: int) -> CopyMove | None:
+        """Plan to copy the least recently used copies in host memory to disk; None if there is no room."""
+        return moving.begin_demotion(self._registry, most_bytes)
+
+    def recallable(self, session_id: str, pool: str, hashes: Sequence[bytes]) -> list[Name]:
+        """Which copies on disk a match of `hashes` waits for; changes nothing. Raises as `match`."""
+        session = self._registry.live_session(session_id)
+        return moving.to_come(self._registry, session, self._registry.pool(pool), hashes)
+
+    def begin_recall(
+        self, session_id: str, pool: str, hashes: Sequence[bytes], most_bytes: int
+    ) -> CopyMove | None:
+        """Plan to copy the first of them to host memory; None if there is no room. Raises as `match`."""
+        session = self._registry.live_session(session_id)
+        return moving.begin_recall(self._registry, session, self._registry.pool(pool), hashes, most_bytes)
+
+    def finish_move(self, move_id: int, damaged: Sequence[int]) -> bool:
+        """The bytes are there, but for those of damaged slots. False if somebody lost something by that."""
+        return moving.finish_move(self._registry, move_id, damaged)
+
+    def abort_move(self, move_id: int) -> None:
+        """They are not: all is where it was."""
+        moving.abort_move(self._registry, move_id)
+
+    def drop_copies(self, tier: Tier, wanted_bytes: int) -> None:
+        """Copies there are dropped, the least recently used first, until so many bytes are free."""
+        copies.yield_bytes(self._registry, tier, wanted_bytes)
 
     def begin_suspend(self, session_id: str, progress: Progress, now_ns: int) -> StowPlan:
         """Plan to park a lease. It is busy, and else as it was, until finished or aborted.
@@ -104,19 +128,26 @@ class TierEvents:
         """Not lost: it is as before. Lost: what was parked is damaged or gone, so is a suspended lease."""
         return fetching.abort_fetch(self._registry, lease_id, lost)
 
-    @property
-    def copied_bytes(self) -> int:
-        """What copies of cached blocks take of the host tier, and would give for what leases park."""
-        return copies.copied_bytes(self._registry)
+    def copied_bytes(self, tier: Tier) -> int:
+        """What copies of cached blocks take of a tier, and would give for what leases park."""
+        return copies.copied_bytes(self._registry, tier)
+
+    def copied_blocks(self, tier: Tier, pool: str) -> int:
+        """Copies of that pool's blocks there."""
+        return self._registry.copies.count(tier, pool)
 
     @property
-    def copies(self) -> Mapping[tuple[str, int, bytes], Copy]:
+    def copies(self) -> Mapping[Name, Copy]:
         """Of cached blocks, by pool, tenant and hash."""
         return self._registry.copies
 
     def copyable(self, pool: str) -> bool:
         """Whether `begin_spill` would find something; changes nothing."""
         return copies.copyable(self._registry, self._registry.pool(pool))
+
+    def uncopied(self, pool: str, count: int) -> int:
+        """How many cached blocks have no copy, `count` at most; changes nothing."""
+        return len(copies.uncopied(self._registry, self._registry.pool(pool), count))
 
     def begin_spill(self, pool: str, count: int) -> Spill | None:
         """Plan to copy up to `count` cached blocks, which stay as they are; None if there are none."""
@@ -133,20 +164,20 @@ class TierEvents:
     def missing(self, session_id: str, pool: str, hashes: Sequence[bytes]) -> int:
         """How many of `hashes` `begin_promotion` would bring back; changes nothing. Raises as `match`."""
         session = self._registry.live_session(session_id)
-        return len(copies.missing(self._registry, session, self._registry.pool(pool), hashes))
+        return len(promoting.at_hand(self._registry, session, self._registry.pool(pool), hashes))
 
     def begin_promotion(self, session_id: str, pool: str, hashes: Sequence[bytes]) -> Promotion | None:
-        """Plan to bring back those of `hashes` that follow what is in blocks, and have copies.
+        """Plan to bring back those of `hashes` that follow what is in blocks, and have copies in host memory.
 
         Raises what `match` does, PoolExhaustedError, QuotaExceededError.
         """
         session = self._registry.live_session(session_id)
-        return copies.begin_promotion(self._registry, session, self._registry.pool(pool), hashes)
+        return promoting.begin_promotion(self._registry, session, self._registry.pool(pool), hashes)
 
     def finish_promotion(self, promotion_id: int, damaged: Sequence[int]) -> int:
         """Its blocks hold the bytes, but for those of damaged slots: how many are cached."""
-        return copies.finish_promotion(self._registry, promotion_id, damaged)
+        return promoting.finish_promotion(self._registry, promotion_id, damaged)
 
     def abort_promotion(self, promotion_id: int) -> None:
         """They do not."""
-        copies.abort_promotion(self._registry, promotion_id)
+        promoting.abort_promotion(self._registry, promotion_id)

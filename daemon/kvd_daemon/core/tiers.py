@@ -72,16 +72,21 @@ class Arena:
         self._pools: dict[str, _Slots] = {}
         self._on_give: OnGive | None = None
 
+    @property
+    def free_bytes(self) -> int:
+        """Negative where the budget became smaller than what is in use."""
+        return self.budget_bytes - self.used_bytes
+
     def on_give(self, listener: OnGive) -> None:
         """`listener` is told of slots that are free again, in the midst of a change: only take note."""
         self._on_give = listener
 
     def require(self, pool: Pool, count: int) -> None:
         """Raises TierFullError if there is no room for so many slots more."""
-        wanted, free = count * slot_bytes(pool.spec), self.budget_bytes - self.used_bytes
-        if wanted <= max(0, free):
+        wanted, free = count * slot_bytes(pool.spec), max(0, self.free_bytes)
+        if wanted <= free:
             return
-        numbers = {"wanted_bytes": wanted, "free_bytes": max(0, free), "budget_bytes": self.budget_bytes}
+        numbers = {"wanted_bytes": wanted, "free_bytes": free, "budget_bytes": self.budget_bytes}
         where, option = WORDS[self.tier]
         if wanted > self.budget_bytes:
             raise TierFullError(

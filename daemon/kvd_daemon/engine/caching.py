@@ -11,13 +11,16 @@ from kvd_daemon.access.gate import Gate
 from kvd_daemon.core import Pool, Tier
 from kvd_daemon.core.blocks import BlockState
 from kvd_daemon.core.parked import Promotion
+from kvd_daemon.core.tiers import slot_bytes
 from kvd_daemon.journal import RecordingDevice
 
+from .copy_moving import CopyMoving
 from .copying import Copying
 from .sessions import OpenSession
 
 FREE_SHARE = 4  # of a pool: when less than a quarter of it is free, cached blocks will be evicted soon
 SPILLED_AT_ONCE = 256  # blocks; some ten milliseconds between two jobs that somebody waits for
+RECALL_S = 5.0  # seconds a match waits for a disk at most; then it is as quick to compute
 PAUSE_S = 1.0  # after nothing was left to copy; each look costs a sort of the cached blocks
 LOG = logging.getLogger("kvd.tiers")
 
@@ -29,11 +32,13 @@ class Caching:
         self,
         device: RecordingDevice,
         copying: Copying,
+        copies: CopyMoving,
         gate: Gate,
         spawn: "Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]",
     ) -> None:
         self._device = device
         self._copying = copying
+        self._copies = copies
         self._gate = gate
         self._spawn = spawn
         self._spilling: asyncio.Task[None] | None = None
@@ -41,7 +46,8 @@ class Caching:
         self._pause_until = 0.0
 
     def tick(self) -> None:
-        """Now and then: what will be evicted soon is copied."""
+        """Now and then: what will be evicted soon is copied, and the oldest copies go on to disk."""
+        self._copies.tick()
         idle = self._spilling is None or self._spilling.done()
         if idle and time.monotonic() >= self._pause_until and self._device.arenas[Tier.HOST].budget_bytes:
             pressed = [pool.name for pool in self._device.pools.values() if _is_pressed(pool)]
@@ -59,7 +65,9 @@ class Caching:
 
     async def _spilled_some(self, name: str) -> bool:
         """Whether there may be more. What changes nothing is in no journal."""
-        if not self._device.copyable(name):
+        wanted = self._device.uncopied(name, SPILLED_AT_ONCE)
+        await self._copies.room_for(wanted * slot_bytes(self._device.pools[name].spec))
+        if name not in self._device.pools or not self._device.copyable(name):
             return False
         spill = self._device.begin_spill(name, SPILLED_AT_ONCE)
         if spill is None:
@@ -71,23 +79,43 @@ class Caching:
             raise
         return self._device.finish_spill(spill.spill_id, checksums.tolist()) > 0
 
-    async def promoted(self, opened: OpenSession, pool: str, hashes: Sequence[bytes]) -> None:
+    async def promoted(
+        self, opened: OpenSession, pool: str, hashes: Sequence[bytes], patience_s: float
+    ) -> None:
         """What can be brought back of that prefix is cached again, if there is room. Raises as `match`.
 
-        What is damaged is not there: whoever asks computes it again.
+        What is damaged is not there, nor what a disk has not given within that time or RECALL_S: whoever asks
+        computes it again.
         """
         if not self._device.copies or not hashes:
             return
         self._gate.pools.require(opened.session.tenant, pool)
-        async with self._promoting:
-            if not self._device.missing(opened.session_id, pool, hashes):
-                return
+        deadline_s, left_s = time.monotonic() + patience_s, RECALL_S
+        while await asyncio.shield(self._spawn(self._promote(opened.session_id, pool, hashes))):
+            began_s = time.monotonic()
             try:
-                promotion = self._device.begin_promotion(opened.session_id, pool, hashes)
+                async with asyncio.timeout(min(left_s, deadline_s - began_s)):
+                    came = await self._copies.recalled(opened.session_id, pool, hashes)
+            except TimeoutError:
+                LOG.info("pool %s: a prefix on disk is not waited for any longer", pool)
+                return
+            if not came:
+                return
+            left_s -= time.monotonic() - began_s
+
+    async def _promote(self, session_id: str, pool: str, hashes: Sequence[bytes]) -> bool:
+        """What is in host memory, whoever leaves. Whether there is room for more."""
+        async with self._promoting:
+            if not self._device.missing(session_id, pool, hashes):
+                return True
+            try:
+                promotion = self._device.begin_promotion(session_id, pool, hashes)
                 if promotion is not None:
                     await self._fetch(promotion)
             except (ExhaustedError, UnavailableError) as error:
                 LOG.info("pool %s: a prefix stays in the host tier: %s", pool, error)
+                return False
+            return True
 
     async def _fetch(self, promotion: Promotion) -> None:
         try:

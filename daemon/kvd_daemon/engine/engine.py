@@ -24,6 +24,7 @@ from .arenas import Arenas, Place
 from .caching import Caching
 from .call_limits import CallLimits
 from .compressions import Compressions
+from .copy_moving import CopyMoving
 from .copying import Copying
 from .events import Draining, Ended
 from .exhaustion import Exhaustion
@@ -31,6 +32,7 @@ from .handing import Handing
 from .health import Health
 from .inheritance import Inheritance
 from .leases import Leases
+from .moving import Moving
 from .parking import Parking
 from .pools import Pools
 from .pressing import Pressing
@@ -112,14 +114,12 @@ class Engine:
         self.handing = Handing(self.device, self.gate, self.sessions)
         self.sharing = Sharing(self.device, self.gate, exhaustion)
         copying = Copying(self.device, self._kernel, self._arenas[Tier.HOST])
-        spilling = self.spilling = Spilling(
-            self.device,
-            self._arenas,
-            self._disk,
-            self.spawn,
-            lambda why: self.health.lacks(why, of="disk tier"),
+        moving = Moving(
+            self.device, self._arenas, self._disk, lambda why: self.health.lacks(why, of="disk tier")
         )
-        self.caching = Caching(self.device, copying, self.gate, self.spawn)
+        copies = CopyMoving(self.device, moving, self.spawn)
+        spilling = self.spilling = Spilling(self.device, moving, copies, self.spawn)
+        self.caching = Caching(self.device, copying, copies, self.gate, self.spawn)
         self.compressions = Compressions(
             self.device, self._kernel, exhaustion, self.revocations, copying, spilling
         )

@@ -20,13 +20,12 @@ from kvd.errors import (
 )
 from kvd_daemon.core import LeaseState, Pool, Tier
 from kvd_daemon.core.moving import parcel
-from kvd_daemon.core.parked import Fetching, Move
-from kvd_daemon.core.tiers import RETRY_AFTER_NS, content_bytes, slot_bytes
+from kvd_daemon.core.parked import Fetching
+from kvd_daemon.core.tiers import RETRY_AFTER_NS, slot_bytes
 from kvd_daemon.journal import RecordingDevice
-from kvd_daemon.kernel.client import KernelClient, KernelDiedError
-from kvd_daemon.kernel.messages import CopySlots
 
-from .arenas import Arenas
+from .copy_moving import CopyMoving
+from .moving import Moving
 
 HIGH_WATER = 0.9  # of the host tier's bytes; beyond that the oldest parcels go to disk
 RESERVE = 3  # parcels, of the largest one's size: the next, and what may have to leave for one to come back
@@ -39,26 +38,22 @@ Parcel = tuple[int, bool]
 
 
 class Spilling:
-    """Of one device. `disk` is the disk worker, if there is one; `on_trouble` hears why it takes nothing."""
+    """Of one device."""
 
     def __init__(
         self,
         device: RecordingDevice,
-        arenas: dict[Tier, Arenas],
-        disk: KernelClient | None,
+        moving: Moving,
+        copies: CopyMoving,
         spawn: "Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]",
-        on_trouble: Callable[[str], None],
     ) -> None:
         self._device = device
-        self._arenas = arenas
-        self._disk = disk
+        self._moving = moving
+        self._copies = copies
         self._spawn = spawn
-        self._on_trouble = on_trouble
-        self._trouble = ""  # why the last parcel did not go to disk
         self._line: dict[Parcel, None] = {}
         self._wanted: Counter[Parcel] = Counter()
         self._coming: dict[Parcel, asyncio.Task[None]] = {}
-        self._demoting = asyncio.Lock()
         self._leaving: dict[Parcel, int] = {}  # moves to disk under way
         for lease in device.leases.values():
             for is_checkpoint in (False, True):
@@ -69,7 +64,7 @@ class Spilling:
         """That is the newest parcel."""
         self._line.pop((lease_id, is_checkpoint), None)
         self._line[lease_id, is_checkpoint] = None
-        if self._disk is not None and self._is_high():
+        if self._moving.is_possible and self._is_high():
             self._spawn(self._relieve())
 
     async def _relieve(self) -> None:
@@ -80,7 +75,7 @@ class Spilling:
 
     def _parked_bytes(self) -> int:
         """Copies of cached blocks make room by themselves."""
-        return self._device.arenas[Tier.HOST].used_bytes - self._device.copied_bytes
+        return self._device.arenas[Tier.HOST].used_bytes - self._device.copied_bytes(Tier.HOST)
 
     async def room_for(self, session_id: str, lease_id: int, is_checkpoint: bool = False) -> None:
         """The host tier has room for all that lease has in blocks, when this returns and until others run.
@@ -102,8 +97,9 @@ class Spilling:
             kept = 0 if comes_back else self._kept_bytes(wanted)
             return self._parked_bytes() + wanted + kept > self._device.arenas[Tier.HOST].budget_bytes
 
-        if self._disk is None or wanted > self._device.arenas[Tier.HOST].budget_bytes:
+        if not self._moving.is_possible or wanted > self._device.arenas[Tier.HOST].budget_bytes:
             return
+        await self._copies.room_for(wanted)
         while is_short():
             helped = await self._demote_while(is_short, reserve=not comes_back)
             if not is_short():
@@ -116,23 +112,20 @@ class Spilling:
         """Of the host tier: what is on disk can come back through them though nothing more goes there."""
         kept = max((size for tier, size in self._sizes() if tier is Tier.DISK), default=0)
         fits = wanted + kept <= self._device.arenas[Tier.HOST].budget_bytes
-        return kept if fits or self._trouble else 0
+        return kept if fits or self._moving.trouble else 0
 
     def _is_any_under_way(self) -> bool:
         """Whether slots of the host tier are taken by what comes or goes right now."""
         lying = 0
         for place in list(self._line):
             if self._may_leave(place):
-                lease = self._device.leases[place[0]]
-                parked = parcel(lease, place[1])
-                assert parked is not None, "it may leave"
-                lying += parked.slots.size * slot_bytes(self._device.pools[lease.pool].spec)
-        return self._demoting.locked() or self._parked_bytes() > lying
+                lying += self._size(place)
+        return self._moving.leaving.locked() or self._parked_bytes() > lying
 
     def _full(self, wanted: int) -> TierFullError:
         host = self._device.arenas[Tier.HOST]
         free = max(0, host.budget_bytes - self._parked_bytes())
-        why = self._trouble or "the disk tier (--spill-size) takes no more, or others were faster"
+        why = self._moving.trouble or "the disk tier (--spill-size) takes no more, or others were faster"
         return TierFullError(
             f"{wanted} bytes wanted of the host tier, {free} of {host.budget_bytes} free, some of them kept "
             f"for what comes back from disk; {why}; resume or release a suspended lease, make room on disk, "
@@ -146,7 +139,7 @@ class Spilling:
     async def _demote_while(self, is_short: Callable[[], bool], reserve: bool = True) -> bool:
         """The oldest first; whether any went. With `reserve` some room on disk stays for a later return."""
         helped = False
-        async with self._demoting:
+        async with self._moving.leaving:
             for place in list(self._line):
                 if not is_short() or (reserve and not self._has_reserve()):
                     break
@@ -166,9 +159,8 @@ class Spilling:
 
     def _has_reserve(self) -> bool:
         """Whether beside the next one some can go to disk for one that comes back when all is full."""
-        disk = self._device.arenas[Tier.DISK]
-        largest = max((size for _, size in self._sizes()), default=0)
-        return disk.budget_bytes - disk.used_bytes >= RESERVE * largest
+        free = self._device.arenas[Tier.DISK].free_bytes + self._device.copied_bytes(Tier.DISK)
+        return free >= RESERVE * max((size for _, size in self._sizes()), default=0)
 
     def _may_leave(self, place: Parcel) -> bool:
         """Whether it lies in the host tier and nobody wants it now. What is no more leaves the line."""
@@ -183,25 +175,40 @@ class Spilling:
     async def _demoted(self, place: Parcel) -> bool:
         """Whether the next one shall be tried, too."""
         try:
-            move = self._device.begin_move(*place, Tier.DISK)
-            self._leaving[place] = move.move_id
-            await self._moved(move)
-        except TierFullError as error:
+            try:
+                await self._left(place)
+            except KernelWorkerUnavailableError:
+                if not await self._copies_gave_way(place):
+                    raise
+                await self._left(place)
+        except KvdError as error:
             LOG.info("lease %d stays in the host tier: %s", place[0], error)
             return False
-        except KvdError as error:
-            self._in_trouble(f"nothing goes to disk (--spill-dir): {str(error).split(';')[0]}")
-            return False
-        finally:
-            self._leaving.pop(place, None)
-        self._in_trouble("")
         return True
 
-    def _in_trouble(self, trouble: str) -> None:
-        """Told once, however many parcels fail for it."""
-        if trouble != self._trouble:
-            self._trouble = trouble
-            self._on_trouble(f"degraded: {trouble}" if trouble else "")
+    async def _left(self, place: Parcel) -> None:
+        move = self._device.begin_move(*place, Tier.DISK)
+        self._leaving[place] = move.move_id
+        try:
+            await self._moving.left(move)
+        finally:
+            self._leaving.pop(place, None)
+
+    async def _copies_gave_way(self, place: Parcel) -> bool:
+        """Whether there is room on disk now that copies had: perhaps the file system has none left."""
+        disk = self._device.arenas[Tier.DISK]
+        if not self._may_leave(place) or not self._device.copied_bytes(Tier.DISK):
+            return False
+        self._device.drop_copies(Tier.DISK, max(0, disk.free_bytes) + self._size(place))
+        await self._moving.punched()
+        return self._may_leave(place)
+
+    def _size(self, place: Parcel) -> int:
+        """Bytes of what lies there."""
+        lease = self._device.leases[place[0]]
+        parked = parcel(lease, place[1])
+        assert parked is not None, "it is there"
+        return parked.slots.size * slot_bytes(self._device.pools[lease.pool].spec)
 
     @contextlib.asynccontextmanager
     async def at_hand(self, place: Parcel, session_id: str, wait_ns: int) -> AsyncIterator[None]:
@@ -217,7 +224,7 @@ class Spilling:
             parked = None if lease is None else parcel(lease, place[1])
             is_own = lease is not None and lease.session_id == session_id
             if is_own and place in self._leaving:  # else it would be gone when its blocks are there
-                self._device.abort_move(self._leaving.pop(place), lost=False)
+                self._device.abort_move(self._leaving.pop(place))
             if is_own and parked is not None and parked.tier is Tier.DISK:
                 await self._promoted_within(place, time.monotonic() + wait_ns / 1e9)
             yield
@@ -244,36 +251,14 @@ class Spilling:
     async def _promote(self, place: Parcel) -> None:
         lease = self._device.leases[place[0]]
         parked = parcel(lease, place[1])
-        if self._disk is None or parked is None:
+        if not self._moving.is_possible or parked is None:
             raise KernelWorkerUnavailableError("what is parked is on disk, and kvd runs without --spill-dir")
         await self._room(self._device.pools[lease.pool], parked.slots.size, comes_back=True)
         if self._device.leases.get(place[0]) is not lease or parcel(lease, place[1]) is not parked:
             return
-        if await self._moved(self._device.begin_move(*place, Tier.HOST)):
+        if await self._moving.moved(self._device.begin_move(*place, Tier.HOST)):
             return
         where = f"what lay on disk of lease {place[0]} is damaged"
         if place[1]:
             raise CheckpointLostError(f"{where}; the lease goes on as it is", lease_id=place[0])
         raise LeaseLostError(f"{where}; release it and prefill again", lease_id=place[0])
-
-    async def _moved(self, move: Move) -> bool:
-        """False if it was damaged. Raises KernelWorkerUnavailableError; then it is where it was."""
-        assert self._disk is not None, "there is a disk worker"
-        pool, source = self._device.pools[move.pool], move.parked
-        stride, size = slot_bytes(pool.spec), content_bytes(pool.spec)
-        job = CopySlots(stride, size, source.slots, move.slots, source.checksums)
-        try:
-            if move.tier is Tier.HOST:
-                await self._arenas[Tier.HOST].punched()
-            with self._arenas[source.tier].lent(pool) as origin, self._arenas[move.tier].lent(pool) as target:
-                done = await self._disk.perform(job, fds=[origin, target])
-        except KernelDiedError as death:
-            self._device.abort_move(move.move_id, lost=False)
-            raise KernelWorkerUnavailableError("the disk worker died; retry in a second") from death
-        except KvdError:
-            self._device.abort_move(move.move_id, lost=False)
-            raise
-        if not done.damaged.size:
-            self._device.finish_move(move.move_id)
-            return True
-        return not self._device.abort_move(move.move_id, lost=source.tier is Tier.DISK)

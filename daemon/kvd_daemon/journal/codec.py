@@ -29,7 +29,7 @@ from kvd_daemon.core.lease import (
     Standing,
     Target,
 )
-from kvd_daemon.core.parked import Copy, Fetching, Move, Parked, Promotion, Spill, Stowing, Tier
+from kvd_daemon.core.parked import Copy, CopyMove, Fetching, Move, Parked, Promotion, Spill, Stowing, Tier
 from kvd_daemon.core.quotas import Quota
 from kvd_daemon.core.session import SessionState
 
@@ -42,7 +42,7 @@ CLASSES: tuple[type[Any], ...] = (
     Progress, LeaseWish, QueryShape, SessionIdentity, KVSpec, Limits, Losses, Quota,
     Keep, Dense, Streaming, SnapKV, Dual, H2O, Span, KeyDiff, ExpectedAttention,
     Scrubbing, Standing, Target, Compacting, Observing, Lending, Offer, Shelved,
-    Parked, Stowing, Fetching, Move, Copy, Spill, Promotion,
+    Parked, Stowing, Fetching, Move, Copy, Spill, Promotion, CopyMove,
 )  # fmt: skip
 ENUMS: tuple[type[Enum], ...] = (LeaseState, Ending, SessionState, Tier)
 

@@ -29,6 +29,8 @@ TAKES = {
         "begin_resume",
         "begin_restore",
         "begin_move",
+        "begin_demotion",
+        "begin_recall",
         "begin_spill",
         "begin_promotion",
     ),

@@ -30,6 +30,11 @@ READS = {
     "leading",
     "missing",
     "copyable",
+    "uncopied",
+    "demotable",
+    "recallable",
+    "copied_bytes",
+    "copied_blocks",
 }  # methods that change nothing
 EVENTS: dict[str, Callable[..., Any]] = {
     name: method

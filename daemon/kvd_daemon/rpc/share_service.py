@@ -20,6 +20,7 @@ from .requests import asker_of, progress_of, refuse_another_pool, wait_of
 from .views import show_lease
 
 DEFAULT_MATCH_TTL_NS = 10 * 10**9  # ns; a lease follows its match in milliseconds, or waits in line
+MATCH_SHARE = 0.5  # of a match's time it may wait for a disk; the rest is for what comes then, and the answer
 DEFAULT_SHELF_TTL_NS = 60 * 10**9  # ns; whoever adopts is there already, or comes with its process
 
 
@@ -29,7 +30,9 @@ class ShareService(Answering, kvd_pb2_grpc.ShareServiceServicer):
     @answered
     async def Match(self, request: pb.MatchRequest, context: Context) -> pb.MatchResponse:
         opened = self.engine.sessions.by_token(request.session_token)
-        await self.engine.caching.promoted(opened, request.pool, list(request.prefix_hashes))
+        left_s = context.time_remaining()
+        patience_s = MATCH_SHARE * left_s if left_s is not None else float("inf")
+        await self.engine.caching.promoted(opened, request.pool, list(request.prefix_hashes), patience_s)
         return await once(self.engine, opened, request, lambda: self._match(opened, request))
 
     def _match(self, opened: OpenSession, request: pb.MatchRequest) -> pb.MatchResponse:

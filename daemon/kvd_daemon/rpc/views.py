@@ -9,7 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from kvd.convert import spec_to_proto
 from kvd.v1 import kvd_pb2 as pb
-from kvd_daemon.core import UNLIMITED, Change, Lease, Pin, Pool, Session
+from kvd_daemon.core import UNLIMITED, Change, Lease, Pin, Pool, Session, Tier
 from kvd_daemon.core.lease import LeaseState, Shelved
 from kvd_daemon.engine.compressions import Outcome
 from kvd_daemon.engine.engine import Engine
@@ -87,7 +87,8 @@ def pool_status(engine: Engine, pool: Pool) -> pb.PoolStatus:
         leases_suspended=sum(lease.fate is LeaseState.SUSPENDED for lease in leases),
         parked_bytes=engine.parking.parked_bytes(pool),
         spilled_bytes=engine.parking.spilled_bytes(pool),
-        blocks_copied=sum(name[0] == pool.name for name in engine.device.copies),
+        blocks_copied=sum(engine.device.copied_blocks(tier, pool.name) for tier in Tier),
+        blocks_copied_on_disk=engine.device.copied_blocks(Tier.DISK, pool.name),
         blocks_pinned=np.unique(np.concatenate(pinned)).size if pinned else 0,
     )
 

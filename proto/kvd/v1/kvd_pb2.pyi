@@ -2299,6 +2299,7 @@ class PoolStatus(google.protobuf.message.Message):
     PARKED_BYTES_FIELD_NUMBER: builtins.int
     SPILLED_BYTES_FIELD_NUMBER: builtins.int
     BLOCKS_COPIED_FIELD_NUMBER: builtins.int
+    BLOCKS_COPIED_ON_DISK_FIELD_NUMBER: builtins.int
     blocks_free: builtins.int
     """Blocks nobody uses."""
     blocks_leased: builtins.int
@@ -2340,7 +2341,9 @@ class PoolStatus(google.protobuf.message.Message):
     spilled_bytes: builtins.int
     """Of the disk tier."""
     blocks_copied: builtins.int
-    """Blocks that have, or had, copies there: an evicted prefix is brought back from them."""
+    """Blocks that have, or had, copies in a tier: an evicted prefix is brought back from them."""
+    blocks_copied_on_disk: builtins.int
+    """Of those copies, how many lie on disk."""
     @property
     def pool(self) -> Global___Pool:
         """Name, geometry, totals."""
@@ -2370,9 +2373,10 @@ class PoolStatus(google.protobuf.message.Message):
         parked_bytes: builtins.int = ...,
         spilled_bytes: builtins.int = ...,
         blocks_copied: builtins.int = ...,
+        blocks_copied_on_disk: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_copied", b"blocks_copied", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_pinned", b"blocks_pinned", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "leases_shelved", b"leases_shelved", "leases_suspended", b"leases_suspended", "parked_bytes", b"parked_bytes", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "spilled_bytes", b"spilled_bytes", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes", "waiting_calls", b"waiting_calls", "wanted_blocks", b"wanted_blocks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_copied", b"blocks_copied", "blocks_copied_on_disk", b"blocks_copied_on_disk", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_pinned", b"blocks_pinned", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "leases_shelved", b"leases_shelved", "leases_suspended", b"leases_suspended", "parked_bytes", b"parked_bytes", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "spilled_bytes", b"spilled_bytes", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes", "waiting_calls", b"waiting_calls", "wanted_blocks", b"wanted_blocks"]) -> None: ...
 
 Global___PoolStatus: typing_extensions.TypeAlias = PoolStatus
 

@@ -1,0 +1,173 @@
+"""Copies of cached blocks for which host memory is too small lie on disk, and are found there."""
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.client.daemon import Daemon
+from tests.running_kvd import PATIENCE_S, RunningKvd, eventually, running_kvd
+
+import kvd_client
+from kvd_daemon.core.tiers import slot_bytes
+
+from .contents import assert_same, flip_byte, prefill, spec
+from .disks import disk_file, disk_worker, slot_files, stopped
+from .prompts import BLOCK, BLOCKS, PROMPT, assert_begins, evict, prompt, sealed
+
+HOST_TIER, DISK_TIER = "128KiB", "512KiB"  # ten slots and forty-two: half a prompt, and two
+WHOLE = len(PROMPT) - 1
+
+
+@pytest.fixture(scope="module")
+def spilling_kvd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningKvd]:
+    """One for all tests of this module."""
+    folder = tmp_path_factory.mktemp("kvd")
+    (folder / "spill").mkdir()
+    tiers = ("--host-tier", HOST_TIER, "--spill-dir", str(folder / "spill"), "--spill-size", DISK_TIER)
+    with running_kvd(folder, *tiers) as running:
+        yield running
+    assert list((folder / "spill").iterdir()) == [], "nothing is left on disk"
+
+
+@pytest.fixture
+def daemon(spilling_kvd: RunningKvd) -> Daemon:
+    return Daemon(spilling_kvd)
+
+
+@pytest.fixture
+def pool(client: kvd_client.Client, daemon: Daemon, spilling_kvd: RunningKvd) -> Iterator[kvd_client.Pool]:
+    """Small; its copies go with it, and the files they lie in."""
+    with client.pool("pool", spec(), BLOCKS) as pool:
+        yield pool
+    eventually(lambda: not daemon.pool_status("pool").leases, "all leases are released")
+    daemon.drop_pool("pool")
+    status = daemon.status()
+    assert (status.host_tier_used_bytes, status.disk_tier_used_bytes) == (0, 0)
+    eventually(lambda: slot_files(spilling_kvd) == [], "files of slots are closed")
+
+
+def used_bytes(daemon: Daemon) -> int:
+    """Of both tiers; what moves takes slots in both."""
+    status = daemon.status()
+    return status.host_tier_used_bytes + status.disk_tier_used_bytes
+
+
+def assert_found(pool: kvd_client.Pool, before: list, seed: int = 0) -> None:
+    """All of the prompt, as it was."""
+    with pool.lease(prompt=prompt(seed)) as lease:
+        assert lease.prefix_tokens == WHOLE
+        assert_same(lease, before)
+
+
+def test_an_evicted_prompt_that_host_memory_is_too_small_for_is_found_with_its_bytes(
+    pool: kvd_client.Pool, daemon: Daemon
+) -> None:
+    before = sealed(pool)
+    evict(pool, daemon)
+    status, size = daemon.pool_status("pool"), slot_bytes(pool.spec)
+    assert status.blocks_copied_on_disk >= 10
+    assert status.spilled_bytes == status.blocks_copied_on_disk * size
+    assert status.parked_bytes == (20 - status.blocks_copied_on_disk) * size
+    for _ in range(3):
+        assert_found(pool, before)
+        with pool.lease(tokens=(BLOCKS - 1) * BLOCK):
+            pass
+
+
+def test_the_oldest_copies_on_disk_make_room_for_newer_ones(pool: kvd_client.Pool, daemon: Daemon) -> None:
+    contents = []
+    for seed in range(5):
+        contents.append(sealed(pool, seed))
+        evict(pool, daemon, copies=min(20 * (seed + 1), 50))
+        status = daemon.status()
+        assert status.host_tier_used_bytes <= status.host_tier_bytes
+        assert status.disk_tier_used_bytes <= status.disk_tier_bytes
+    assert status.disk_tier_used_bytes > 0.9 * status.disk_tier_bytes
+    for seed in range(5):
+        with pool.lease(prompt=prompt(seed)) as lease:
+            assert_begins(lease, contents[seed])
+
+
+def test_the_next_daemon_finds_what_is_on_disk(
+    pool: kvd_client.Pool, daemon: Daemon, spilling_kvd: RunningKvd
+) -> None:
+    before = sealed(pool)
+    evict(pool, daemon)
+    os.kill(spilling_kvd.daemon_pid(), signal.SIGKILL)
+    with pool.lease(prompt=PROMPT, wait=PATIENCE_S) as lease:
+        assert lease.prefix_tokens == WHOLE
+        assert_same(lease, before)
+
+
+def test_a_daemon_that_dies_while_copies_come_back_loses_no_slot(
+    pool: kvd_client.Pool, daemon: Daemon, spilling_kvd: RunningKvd
+) -> None:
+    before = sealed(pool)
+    evict(pool, daemon)
+    with ThreadPoolExecutor(1) as threads:
+        disk_worker(spilling_kvd).suspend()
+        finds = threads.submit(assert_found, pool, before)
+        eventually(lambda: used_bytes(daemon) > 20 * slot_bytes(pool.spec), "a move")
+        os.kill(spilling_kvd.daemon_pid(), signal.SIGKILL)
+        finds.result(PATIENCE_S)
+    assert used_bytes(daemon) == 20 * slot_bytes(pool.spec)
+
+
+def test_a_damaged_copy_on_disk_is_a_miss_and_never_data(
+    pool: kvd_client.Pool, daemon: Daemon, spilling_kvd: RunningKvd
+) -> None:
+    before = sealed(pool)
+    evict(pool, daemon)
+    file, size = disk_file(spilling_kvd), slot_bytes(pool.spec)
+    for slot in range(3):
+        flip_byte(file, slot * size + 50)
+    with pool.lease(prompt=PROMPT) as lease:
+        assert lease.prefix_tokens < WHOLE
+        assert_begins(lease, before)
+    assert daemon.pool_status("pool").blocks_copied < 20
+
+
+def test_a_disk_worker_that_dies_over_a_prefix_loses_nothing(
+    pool: kvd_client.Pool, daemon: Daemon, spilling_kvd: RunningKvd
+) -> None:
+    before = sealed(pool)
+    evict(pool, daemon)
+    worker = disk_worker(spilling_kvd)
+    worker.suspend()
+    with ThreadPoolExecutor(1) as threads:
+        finds = threads.submit(pool.lease, prompt=PROMPT)
+        worker.kill()
+        with finds.result(PATIENCE_S) as lease:
+            assert_begins(lease, before)
+    assert_found(pool, before)
+
+
+def test_a_disk_that_stands_still_holds_up_only_who_asks_for_what_is_there(
+    pool: kvd_client.Pool, daemon: Daemon, spilling_kvd: RunningKvd
+) -> None:
+    before = sealed(pool)
+    evict(pool, daemon)
+    other = sealed(pool, seed=1)
+    with ThreadPoolExecutor(1) as threads:
+        with stopped(disk_worker(spilling_kvd)):
+            waits = threads.submit(assert_found, pool, before)
+            assert_found(pool, other, seed=1)
+            with pool.lease() as lease:
+                prefill(lease, BLOCK)
+                assert not waits.done()
+        waits.result(PATIENCE_S)
+
+
+def test_what_a_disk_does_not_give_in_time_is_a_miss(
+    pool: kvd_client.Pool, daemon: Daemon, spilling_kvd: RunningKvd
+) -> None:
+    before = sealed(pool)
+    evict(pool, daemon)
+    with kvd_client.connect(spilling_kvd.run_dir, timeout=0.8) as hurried:
+        mine = hurried.pool("pool", spec(), BLOCKS)
+        with stopped(disk_worker(spilling_kvd)), mine.lease(prompt=PROMPT) as lease:
+            assert_begins(lease, before)
+            assert lease.prefix_tokens < WHOLE
+    assert_found(pool, before)
