@@ -13,6 +13,7 @@ from kvd.streams import say
 from kvd_client.cli import (
     daemon_commands,
     lease_commands,
+    metrics_command,
     pin_commands,
     plan_command,
     pool_commands,
@@ -134,6 +135,13 @@ def build_parser() -> Parser:
     _add_daemon(nouns)
     _add_token(nouns)
     _add_plan(nouns)
+    metrics = _add_verb(nouns, "metrics", metrics_command.run, "what daemons say, as Prometheus text")
+    metrics.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        type=checked(metrics_command.address),
+        help="serve it at http://HOST:PORT/metrics, asked anew for each scrape, until Ctrl-C or SIGTERM",
+    )
     status = _add_verb(nouns, "status", pool_commands.status, "the same as: kvctl pool status")
     _add_status_options(status)
     return parser
