@@ -44,8 +44,8 @@ class Shortage:
         if self.woken + wanted <= self.owed(self.tenant):
             return self.woken + wanted > usable
         left = usable - self.woken - sum(map(self.owed, set(self.world.quotas) - {self.tenant}))
-        reserve = self.world.pools[self.pool].reserve if self.ordinary else 0
-        return wanted > left or self.ordinary > max(0, left - reserve)
+        reserve = self.world.pools[self.pool].reserve if self.ordinary or self.woken else 0
+        return wanted > left or self.ordinary > left - reserve
 
     def owed(self, tenant: str) -> int:
         pool = self.world.pools[self.pool]

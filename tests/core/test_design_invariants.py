@@ -11,6 +11,7 @@ from kvd_daemon.core import (
     LeaseWish,
     Progress,
     QueryShape,
+    Quota,
     SessionState,
 )
 
@@ -362,3 +363,25 @@ def test_a_full_pool_can_still_be_compressed_through_the_reserve() -> None:
     plan = desk.compress(lease, None, QueryShape(32, 4, scratch.lease_id))
     assert plan.in_place
     assert QUERIES.tokens == plan.window
+
+
+@pytest.mark.parametrize("how", ["match", "pin", "lease"])
+def test_cached_blocks_that_are_woken_leave_the_reserve_alone(how: str) -> None:
+    desk = Desk(blocks=64)
+    desk.device.set_quotas({"red": Quota(pin_blocks=64)}, Quota())
+    names = desk.names(62)
+    lease = desk.prefill(16 * 62)
+    desk.seal(lease, names)
+    desk.device.release("ann", [lease.lease_id])
+    last = desk.lease(16 * 2)  # the free ones: those that are left are cached
+    wake = {
+        "match": lambda hashes: desk.device.match("ann", "pool", hashes, TTL, 0),
+        "pin": lambda hashes: desk.device.pin("ann", "pool", hashes),
+        "lease": lambda hashes: desk.lease(16 * len(hashes), prefix_hashes=hashes),
+    }[how]
+    with pytest.raises(e.PoolExhaustedError, match="62 blocks wanted in pool pool, 60 free"):
+        wake(names)
+    wake(names[:60])
+    assert len(desk.lease(16 * 2, scratch=True).blocks) == 2
+    desk.device.release("ann", [last.lease_id])
+    desk.device.check()

@@ -42,7 +42,10 @@ class Quota:
 
 
 class Need(NamedTuple):
-    """Blocks a call wants: for ordinary leases, for scratch leases, and cached ones it wakes up."""
+    """Blocks a call wants: for ordinary leases, for scratch leases, and cached ones it wakes up.
+
+    Waking leaves the pool's scratch reserve alone, as ordinary leases do: what is woken nobody can evict.
+    """
 
     ordinary: int = 0
     scratch: int = 0
@@ -189,9 +192,13 @@ def require_room(pool: "Pool", tenant: int, need: Need) -> None:
     if granted + need.woken <= owed and granted <= usable:
         return
     left = usable - (holdings.owed_blocks - owed)
-    reserve = pool.reserve if need.ordinary else 0
-    if granted > left or need.ordinary > max(0, left - reserve):
+    if granted > left or need.ordinary > left - _reserve(pool, need):
         raise pool_exhausted(pool, tenant, need)
+
+
+def _reserve(pool: "Pool", need: Need) -> int:
+    """Blocks that it must leave to scratch leases."""
+    return pool.reserve if need.ordinary or need.woken else 0
 
 
 def quota_exceeded(
@@ -212,13 +219,13 @@ def quota_exceeded(
 
 def pool_exhausted(pool: "Pool", tenant: int, need: Need) -> PoolExhaustedError:
     """That `tenant` cannot have `need` of `pool` now, in numbers."""
-    holdings, usable, reserve = pool.holdings, pool.usable - need.woken, pool.reserve if need.ordinary else 0
+    holdings, usable, reserve = pool.holdings, pool.usable, _reserve(pool, need)
     kept = holdings.kept_from(tenant)
     free = max(0, usable - kept - reserve, min(holdings.owed_to(tenant), usable))
     whole = pool.blocks_total - 1 - reserve - holdings.promised_to_others(tenant)
     return PoolExhaustedError(
-        f"{need.granted} blocks wanted in pool {pool.name}, {free} free",
-        wanted_blocks=need.granted,
+        f"{need.taken} blocks wanted in pool {pool.name}, {free} free",
+        wanted_blocks=need.taken,
         free_blocks=free,
         pool_blocks=max(whole, holdings.promised_to(tenant)),
         kept_blocks=kept,
