@@ -7,13 +7,14 @@ from typing import Any
 
 from kvd.policy import Dense, Policy
 from kvd.spec import KVSpec
-from kvd_daemon.core import Device, Lease, LeaseWish, Progress, Session, SessionIdentity
+from kvd_daemon.core import Lease, LeaseWish, Progress, Session, SessionIdentity
 from kvd_daemon.engine.admission import Admission, Asker
 from kvd_daemon.engine.events import Event
 from kvd_daemon.engine.exhaustion import Exhaustion
+from kvd_daemon.journal import RecordingDevice
 
 SPEC = KVSpec(layers=1, kv_heads=1, head_dim_k=8, head_dim_v=8, block_size=16)
-TTL = 1_000
+TTL = 1 << 62  # ns: no session ends by itself
 LONG_S = 3600.0  # longer than any test
 TURNS = 4  # of the event loop, after which everything that was woken has run
 
@@ -25,6 +26,10 @@ class Holder:
     session: Session
     room: list[str]
     told: list[Event] = field(default_factory=list)
+
+    @property
+    def session_id(self) -> str:
+        return self.session.session_id
 
     @property
     def outbox(self) -> "Holder":
@@ -39,7 +44,7 @@ class Room:
     """Sessions `ann` and `ben` of tenant red, `cat` of blue, `dan` of green; a pool of `blocks`."""
 
     def __init__(self, blocks: int = 31, **pools: int) -> None:
-        self.device = Device(1 << 40)
+        self.device = RecordingDevice(1 << 40)
         self.holders: dict[str, Holder] = {}
         self.told: list[str] = []  # who was told something, in order
         for name, count in {"pool": blocks, **pools}.items():

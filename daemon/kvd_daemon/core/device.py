@@ -232,6 +232,11 @@ class Device(TierEvents):
         session = self._registry.live_session(session_id)
         return len(pinning.leading(self._registry, session, self._registry.pool(pool), hashes))
 
+    def need_of_match(self, session_id: str, pool: str, hashes: Sequence[bytes]) -> tuple[Pool, Need]:
+        """What `match` would take now, or `pin` if all are here; changes nothing. Raises as `match`."""
+        session, found = self._registry.live_session(session_id), self._registry.pool(pool)
+        return found, pinning.need(self._registry, session, found, hashes)
+
     def match(self, session_id: str, pool: str, hashes: Sequence[bytes], ttl_ns: int, now_ns: int) -> Matched:
         """Pin the longest leading run of `hashes` that is here, softly: until its TTL or its session's end.
 

@@ -14,6 +14,7 @@ from kvd.errors import (
 from kvd.limits import HASH_BYTES
 
 from . import quotas
+from .free_runs import IntArray
 from .limits import MAX_PIN_TTL_NS
 from .pins import Pin
 from .pool import Pool
@@ -110,10 +111,19 @@ def check_unpinned(registry: Registry, pool: str) -> None:
         )
 
 
+def woken(pool: Pool, blocks: IntArray) -> int:
+    """How many of these sealed blocks nobody holds."""
+    return int(np.count_nonzero(pool.blocks.holders[blocks] == 0))
+
+
+def need(registry: Registry, session: Session, pool: Pool, hashes: Sequence[bytes]) -> Need:
+    """What keeping those that `leading` finds would take."""
+    return Need(woken=woken(pool, np.array(leading(registry, session, pool, hashes), np.int32)))
+
+
 def _hold(registry: Registry, pool: Pool, pin: Pin) -> None:
     """It holds its blocks from now on; raises as a lease that shares them would."""
-    woken = int(np.count_nonzero(pool.blocks.holders[pin.blocks] == 0))
-    quotas.require(registry, pin.tenant, [(pool, Need(woken=woken))])
+    quotas.require(registry, pin.tenant, [(pool, Need(woken=woken(pool, pin.blocks)))])
     pool.share(pin.blocks, registry.tenants[pin.tenant])
     registry.last_pin_id += 1
     pin.pin_id = registry.last_pin_id

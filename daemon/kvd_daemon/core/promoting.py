@@ -41,6 +41,12 @@ def at_hand(registry: Registry, session: Session, pool: Pool, hashes: Sequence[b
     return [*takewhile(there.__contains__, missing(registry, session, pool, hashes))]
 
 
+def need(registry: Registry, session: Session, pool: Pool, hashes: Sequence[bytes]) -> Need:
+    """What bringing those back would take: a block each, and what lies before them stays."""
+    woken = pinning.need(registry, session, pool, hashes).woken
+    return Need(ordinary=len(at_hand(registry, session, pool, hashes)), woken=woken)
+
+
 def begin_promotion(
     registry: Registry, session: Session, pool: Pool, hashes: Sequence[bytes]
 ) -> Promotion | None:
@@ -49,9 +55,8 @@ def begin_promotion(
     if not names:
         return None
     tenant = registry.tenants[session.tenant]
+    quotas.require(registry, session.tenant, [(pool, need(registry, session, pool, hashes))])
     leading = np.array(pinning.leading(registry, session, pool, hashes), np.int32)
-    woken = int(np.count_nonzero(pool.blocks.holders[leading] == 0))
-    quotas.require(registry, session.tenant, [(pool, Need(ordinary=len(names), woken=woken))])
     registry.copies.used(names)
     copies = [registry.copies[name] for name in names]
     pool.share(leading, tenant)  # so that they are not what is evicted

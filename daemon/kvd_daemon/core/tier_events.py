@@ -166,6 +166,11 @@ class TierEvents:
         session = self._registry.live_session(session_id)
         return len(promoting.at_hand(self._registry, session, self._registry.pool(pool), hashes))
 
+    def need_of_promotion(self, session_id: str, pool: str, hashes: Sequence[bytes]) -> tuple[Pool, Need]:
+        """What `begin_promotion` would take now; changes nothing. Raises as `match`."""
+        session, found = self._registry.live_session(session_id), self._registry.pool(pool)
+        return found, promoting.need(self._registry, session, found, hashes)
+
     def begin_promotion(self, session_id: str, pool: str, hashes: Sequence[bytes]) -> Promotion | None:
         """Plan to bring back those of `hashes` that follow what is in blocks, and have copies in host memory.
 

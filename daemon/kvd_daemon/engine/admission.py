@@ -154,11 +154,8 @@ class Admission:
 
         `needs` tells what it would take. Raises PoolExhaustedError or QuotaExceededError, explained.
         """
-        passed: list[Waiter] = []
         try:
-            if self._line:
-                asker.wants(needs())
-                passed = self._passed(asker)
+            passed = self.require_turn(asker, needs)
             taken = take()
         except (PoolExhaustedError, QuotaExceededError) as error:
             asker.wants(needs())
@@ -167,6 +164,21 @@ class Admission:
         for waiter in passed:
             waiter.passed_blocks += asker.wanted_blocks
         return taken
+
+    def is_held_back(self, asker: Asker, needs: Callable[[], Needs]) -> bool:
+        """Whether others come first."""
+        try:
+            self.require_turn(asker, needs)
+        except (PoolExhaustedError, QuotaExceededError):
+            return True
+        return False
+
+    def require_turn(self, asker: Asker, needs: Callable[[], Needs]) -> list[Waiter]:
+        """The waiting calls that `asker` passes, if there are any. Raises if others come first."""
+        if not self._line:
+            return []
+        asker.wants(needs())
+        return self._passed(asker)
 
     def _waiting_for(self, error: Short, tenant: str) -> int:
         """Blocks that waiting calls want of what `error` says there is too little of."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from kvd.errors import ExhaustedError, KvdError, UnavailableError
-from kvd_daemon.access.gate import Gate
 from kvd_daemon.core import Pool, Tier
 from kvd_daemon.core.blocks import BlockState
 from kvd_daemon.core.parked import Promotion
@@ -17,6 +16,7 @@ from kvd_daemon.journal import RecordingDevice
 from .copy_moving import CopyMoving
 from .copying import Copying
 from .sessions import OpenSession
+from .sharing import Sharing
 
 FREE_SHARE = 4  # of a pool: when less than a quarter of it is free, cached blocks will be evicted soon
 SPILLED_AT_ONCE = 256  # blocks; some ten milliseconds between two jobs that somebody waits for
@@ -33,13 +33,13 @@ class Caching:
         device: RecordingDevice,
         copying: Copying,
         copies: CopyMoving,
-        gate: Gate,
+        sharing: Sharing,
         spawn: "Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]",
     ) -> None:
         self._device = device
         self._copying = copying
         self._copies = copies
-        self._gate = gate
+        self._sharing = sharing
         self._spawn = spawn
         self._spilling: asyncio.Task[None] | None = None
         self._promoting = asyncio.Lock()
@@ -89,9 +89,9 @@ class Caching:
         """
         if not self._device.copies or not hashes:
             return
-        self._gate.pools.require(opened.session.tenant, pool)
+        self._sharing.require(opened, pool)
         deadline_s, left_s = time.monotonic() + patience_s, RECALL_S
-        while await asyncio.shield(self._spawn(self._promote(opened.session_id, pool, hashes))):
+        while await asyncio.shield(self._spawn(self._promote(opened, pool, hashes))):
             began_s = time.monotonic()
             try:
                 async with asyncio.timeout(min(left_s, deadline_s - began_s)):
@@ -103,13 +103,13 @@ class Caching:
                 return
             left_s -= time.monotonic() - began_s
 
-    async def _promote(self, session_id: str, pool: str, hashes: Sequence[bytes]) -> bool:
+    async def _promote(self, opened: OpenSession, pool: str, hashes: Sequence[bytes]) -> bool:
         """What is in host memory, whoever leaves. Whether there is room for more."""
         async with self._promoting:
-            if not self._device.missing(session_id, pool, hashes):
+            if not self._device.missing(opened.session_id, pool, hashes):
                 return True
             try:
-                promotion = self._device.begin_promotion(session_id, pool, hashes)
+                promotion = self._sharing.begin_promotion(opened, pool, hashes)
                 if promotion is not None:
                     await self._fetch(promotion)
             except (ExhaustedError, UnavailableError) as error:

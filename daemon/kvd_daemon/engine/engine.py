@@ -112,14 +112,14 @@ class Engine:
         self.revocations = Revocations(self.device, self.sessions)
         self.leases = Leases(self.device, self._kernel, self.admission, self.revocations)
         self.handing = Handing(self.device, self.gate, self.sessions)
-        self.sharing = Sharing(self.device, self.gate, exhaustion)
+        self.sharing = Sharing(self.device, self.gate, self.admission)
         copying = Copying(self.device, self._kernel, self._arenas[Tier.HOST])
         moving = Moving(
             self.device, self._arenas, self._disk, lambda why: self.health.lacks(why, of="disk tier")
         )
         copies = CopyMoving(self.device, moving, self.spawn)
         spilling = self.spilling = Spilling(self.device, moving, copies, self.spawn)
-        self.caching = Caching(self.device, copying, copies, self.gate, self.spawn)
+        self.caching = Caching(self.device, copying, copies, self.sharing, self.spawn)
         self.compressions = Compressions(
             self.device, self._kernel, exhaustion, self.revocations, copying, spilling
         )

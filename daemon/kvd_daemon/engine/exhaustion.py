@@ -35,6 +35,8 @@ class Exhaustion:
         Who holds the blocks in question is asked for what is lacking, to this call and to those that wait for
         `waiting_blocks` of them.
         """
+        if "pinned_blocks" in error.metadata:
+            return error  # of pins, not of blocks: it says what helps, and nobody has to be asked
         explain = _quota_exceeded if isinstance(error, QuotaExceededError) else _pool_exhausted
         told, facts = explain(dict(error.metadata)), error.metadata
         if told.retry_after_ns is None:

@@ -658,7 +658,8 @@ class ShareServiceServicer(object):
     def Match(self, request, context):
         """Finds the longest leading run of prefix hashes that is sealed here for the caller's tenant, and keeps
         its blocks there for a while: until a Lease takes them (LeaseItem.pin_id), Unpin, the session's end, or
-        `ttl`. Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED.
+        `ttl`. Finds nothing where that would take cached blocks from calls that wait for blocks.
+        Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

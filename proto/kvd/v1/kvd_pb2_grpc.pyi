@@ -830,7 +830,8 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
     Match: _ShareServiceMatchType
     """Finds the longest leading run of prefix hashes that is sealed here for the caller's tenant, and keeps
     its blocks there for a while: until a Lease takes them (LeaseItem.pin_id), Unpin, the session's end, or
-    `ttl`. Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED.
+    `ttl`. Finds nothing where that would take cached blocks from calls that wait for blocks.
+    Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED.
     """
 
     Pin: _ShareServicePinType
@@ -953,7 +954,8 @@ class ShareServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[kvd.v1.kvd_pb2.MatchResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.MatchResponse]]:
         """Finds the longest leading run of prefix hashes that is sealed here for the caller's tenant, and keeps
         its blocks there for a while: until a Lease takes them (LeaseItem.pin_id), Unpin, the session's end, or
-        `ttl`. Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED.
+        `ttl`. Finds nothing where that would take cached blocks from calls that wait for blocks.
+        Errors: SESSION_NOT_FOUND, POOL_NOT_FOUND, POOL_EXHAUSTED, QUOTA_EXCEEDED, LIMIT_EXCEEDED.
         """
 
     @abc.abstractmethod
