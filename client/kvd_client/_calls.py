@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Protocol
 
-from kvd.errors import DeadlineExceededError, DeviceUnavailableError, KvdError, LeaseGoneError
+from kvd.errors import (
+    DeadlineExceededError,
+    DeviceUnavailableError,
+    KvdError,
+    LeaseGoneError,
+    LeaseSuspendedError,
+)
 from kvd_client._session import Session, SessionRequest
 
 
@@ -24,6 +30,7 @@ class Callee(Protocol):
 
     def check(self) -> None: ...
     def fail(self, cause: KvdError) -> None: ...
+    def suspended(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -44,12 +51,18 @@ class LeaseCall:
             raise
         except KvdError as failure:
             self._leave_unanswered(None)
-            if isinstance(failure, LeaseGoneError) and len(self.leases) == 1:
-                self.leases[0].fail(failure)
+            if len(self.leases) == 1:
+                self._learn_from(failure)
             raise
         self._leave_unanswered(None)
         self.apply(answer)
         return answer
+
+    def _learn_from(self, failure: KvdError) -> None:
+        if isinstance(failure, LeaseGoneError):
+            self.leases[0].fail(failure)
+        if isinstance(failure, LeaseSuspendedError):
+            self.leases[0].suspended()
 
     def _check(self) -> None:
         for lease in self.leases:

@@ -114,6 +114,10 @@ class LeaseHandle:
         self._aside = LeaseSuspendedError(f"lease {self.lease_id} is suspended: resume() it first")
         self.learn(state)
 
+    def suspended(self) -> None:
+        """The daemon says that it has left the pool, though nobody here has asked for that."""
+        self.leave(self.state.without_blocks())
+
     def come_back(self, state: SlotState) -> None:
         """It rests no more, or is in the pool again."""
         self.learn(state)

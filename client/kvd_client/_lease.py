@@ -303,7 +303,9 @@ class Lease(Parkable, Restable):
 
         Have the worker's kernels that read or write this lease finished before. Afterwards table, length and
         generation are new; `position` is as before. Raises CompressionRefusedError,
-        KernelWorkerUnavailableError, PoolExhaustedError (no blocks for the queries). `timeout` in seconds,
+        KernelWorkerUnavailableError, PoolExhaustedError (no blocks for the queries); LeaseLostError if a
+        kernel worker died while bytes moved in place, or, with `park`, LeaseSuspendedError: `resume` brings
+        back all it held. `timeout` in seconds,
         default COMPRESS_S or the client's, whichever is longer.
         """
         used = self.policy if policy is None else policy

@@ -1,6 +1,6 @@
 """A lease's slots, without any daemon: what each answer of the wire makes of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +62,10 @@ class SlotState:
             answer.sealed_blocks,
             skip,
         )
+
+    def without_blocks(self) -> "SlotState":
+        """Of a lease that has left the pool."""
+        return replace(self, table=np.zeros(0, np.int32), sealed_blocks=0, skip=None)
 
     def shares_tail(self, block_size: int) -> bool:
         """Whether the block that the next token belongs into is shared since a fork."""

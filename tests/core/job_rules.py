@@ -203,8 +203,23 @@ class JobRules(Driver):
         lease_id = chance.choice([*self.plans, *self.observed])
         plan = self.plans.get(lease_id)
         lost = plan.in_place if plan is not None else chance.choice([True, False])
+        lease = self.world.leases[lease_id]
+        if plan is not None and lost and lease.stowed:
+            return self.suspended_instead(lease, plan)
         self.device.abort_compress(lease_id, lost)
         self.job_aborted(lease_id, lost)
+
+    def suspended_instead(self, lease: WorldLease, plan: CompressPlan) -> None:
+        """Its bytes are lost, but were copied before."""
+        self.fill_slots(lease, plan.source.tolist())
+        sums = [self.sum_of(slot) for slot in lease.stowed]
+        too_many = [*sums, 1]
+        self.ask(e.InvalidArgumentError, lambda: self.device.abort_compress(lease.lease_id, True, too_many))
+        self.device.abort_compress(lease.lease_id, True, sums)
+        del self.plans[lease.lease_id]
+        lease.parked, lease.stowed = lease.stowed, []
+        lease.table, lease.sealed, lease.destination, lease.fate = [], 0, [], "suspended"
+        self.end_job(lease)
 
     def job_aborted(self, lease_id: int, lost: bool) -> None:
         plan, lease = self.plans.pop(lease_id, None), self.world.leases[lease_id]

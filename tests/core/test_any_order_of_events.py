@@ -25,6 +25,7 @@ IMAGE_EVERY = 3  # events between two images; they cost as much as all other com
 WALKS = 12  # long sequences
 WALK_STEPS = 400  # events in each
 PROMPT_WALKS = 4  # of those that are mostly about cached blocks
+FULL_WALKS = 4  # of those in which compressions find no free blocks
 
 
 class AnyOrderOfEvents(
@@ -190,6 +191,25 @@ PROMPTS = {
 @pytest.mark.parametrize("seed", range(PROMPT_WALKS))
 def test_a_long_walk_of_prompts_that_come_and_go(seed: int) -> None:
     walk(AnyOrderOfEvents(), Chance(seed), lambda name: PROMPTS.get(name, 0.1))
+
+
+FULL = {
+    "prefill": 3,
+    "lease": 2,
+    "compress": 6,
+    "abort_job": 2,
+    "finish_compress": 2,
+    "open": 0.3,
+    "create_pool": 0.3,
+    "resume": 2,
+    "finish_fetch": 2,
+}
+"""Likewise: bytes move in place, are lost there, and come back where they were parked before."""
+
+
+@pytest.mark.parametrize("seed", range(FULL_WALKS))
+def test_a_long_walk_of_compressions_in_a_full_pool(seed: int) -> None:
+    walk(AnyOrderOfEvents(), Chance(seed), lambda name: FULL.get(name, 0.1))
 
 
 @pytest.mark.parametrize("seed", range(WALKS))

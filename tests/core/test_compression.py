@@ -157,6 +157,25 @@ def test_a_busy_lease_refuses_everything_but_its_jobs_end() -> None:
             call()
 
 
+def test_an_in_place_job_that_dies_suspends_a_lease_that_was_parked_before() -> None:
+    desk = Desk(blocks=16)
+    desk.device.set_tiers(1 << 20, 0)
+    lease = desk.prefill(256)
+    plan = desk.device.begin_compress("ann", desk.progress(lease), SNAP, QUERIES, desk.now, park=True)
+    assert plan.in_place
+    assert plan.slots.size == 16
+    generation, checksums = lease.generation, list(range(16))
+    desk.device.abort_compress(lease.lease_id, lost=True, checksums=checksums)
+    assert (lease.state, lease.fence, desk.pool.counts.free) == (LeaseState.SUSPENDED, 0, 16)
+    desk.device.check()
+    fetched = desk.device.begin_resume("ann", lease.lease_id, generation, desk.now)
+    assert fetched.parked.checksums.tolist() == checksums
+    desk.device.finish_fetch(lease.lease_id)
+    assert (lease.state, lease.length, lease.position) == (LeaseState.ACTIVE, 256, 256)
+    assert lease.generation == generation + 1
+    desk.device.check()
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_busy_lease_is_revoked_when_its_job_has_ended(lost: bool) -> None:
     desk = Desk()

@@ -6,6 +6,8 @@ import pytest
 from tests.client.daemon import Daemon
 from tests.running_kvd import eventually, is_alive
 
+from kvd_client import LeaseSuspendedError
+
 from .workers import Site, Worker
 
 BLOCKS, BLOCK = 32, 16
@@ -13,9 +15,9 @@ TOKENS = 100  # of a lease: seven blocks, the last one not full
 LAYOUTS = ("block_outermost", "layer_outermost")
 
 
-def new_pool(worker: Worker, layout: str = LAYOUTS[0]) -> str:
+def new_pool(worker: Worker, layout: str = LAYOUTS[0], blocks: int = BLOCKS) -> str:
     name = f"pool-{uuid.uuid4().hex[:8]}"
-    worker.pool(name=name, blocks=BLOCKS, layout=layout)
+    worker.pool(name=name, blocks=blocks, layout=layout)
     return name
 
 
@@ -132,3 +134,22 @@ def test_the_copy_of_a_tail_is_made_again_if_the_kernel_worker_dies_over_it(on_g
     assert not is_alive(struck)
     assert worker.numbers(lease="a") == numbers(100.0, TOKENS)
     assert worker.numbers(lease="b") == numbers(100.0, TOKENS + 1)
+
+
+def test_a_lease_that_was_parked_before_its_bytes_move_is_suspended_if_the_kernel_worker_dies_over_them(
+    on_gpu: Site,
+) -> None:
+    worker = on_gpu.worker()
+    pool = new_pool(worker, blocks=22)  # two leases of 160 tokens fill it: bytes have to move in place
+    for lease, value in (("a", 100.0), ("b", 300.0)):
+        worker.fill(pool=pool, lease=lease, tokens=160, value=value)
+    on_gpu.gpus.kill_in_kernel(on_gpu.kernel_pid(), "compact_1")
+    with pytest.raises(LeaseSuspendedError, match="resume"):
+        worker.compress(lease="a", method="streaming", park=True)
+    with pytest.raises(LeaseSuspendedError):
+        worker.numbers(lease="a")
+    overwrite(worker, pool, 10)
+    worker.resume(lease="a")
+    assert worker.numbers(lease="a") == numbers(100.0, 160)
+    kept, positions = worker.compress(lease="a", method="streaming", park=True)
+    assert worker.numbers(lease="a") == [100.0 + position for position in positions[:kept]]

@@ -112,7 +112,7 @@ class Desk:
         held = self.leases[lease]
         queries = np.ones((SPEC.layers, 8, 4, 8), np.float32) / 1e4
         if method == "streaming":
-            held.compress(kvd_client.Streaming(sinks=4, window=28))
+            held.compress(kvd_client.Streaming(sinks=4, window=28), park=park)
         elif method == "expected":
             held.compress(kvd_client.ExpectedAttention(recent=8, keep=0.25), queries=queries)
         elif method == "h2o":

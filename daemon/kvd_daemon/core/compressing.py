@@ -1,4 +1,4 @@
-"""Compression as the core sees it: begin, then finish (or abort, see jobs.py).
+"""Compression as the core sees it: begin, then finish or abort.
 
 Between the two the lease is busy and keeps its table, so nothing is lost if the job fails.
 """
@@ -13,6 +13,7 @@ from kvd.policy import H2O, Policy, Streaming
 from .blocks import BlockState
 from .copies import take_slots
 from .free_runs import NO_BLOCKS, IntArray, ids_of, runs_of
+from .jobs import abort as abort_job
 from .jobs import end_job, lend, refuse_scratch
 from .lease import BlockTable, Compacting, Lease, LeaseState, Target
 from .parked import Tier
@@ -21,7 +22,7 @@ from .pool import Pool
 from .registry import Registry, commit
 from .results import Compressed, CompressPlan, Progress, QueryShape, Unchanged
 from .session import Session
-from .suspending import parked_of
+from .suspending import empty_table, parked_of
 
 
 def begin_compress(
@@ -127,6 +128,22 @@ def finish_compress(
     )
     end_job(registry, lease, job.scratch_lease_id)
     return result
+
+
+def abort(registry: Registry, lease_id: int, lost: bool, checksums: Sequence[int]) -> Lease:
+    """See jobs.abort. A lease whose bytes are lost, but were all copied into slots before, is suspended.
+
+    Its generation stays: that is how its worker, which hears of it by an error, resumes it.
+    """
+    lease = registry.leases[lease_id]
+    job = lease.job
+    if not (lost and isinstance(job, Compacting) and job.slots.size and checksums):
+        return abort_job(registry, lease_id, lost)
+    lease.parked = parked_of(lease, job.slots, checksums)
+    empty_table(registry, registry.pool_of(lease), lease)
+    lease.fate = LeaseState.SUSPENDED
+    end_job(registry, lease, job.scratch_lease_id)
+    return lease
 
 
 def _keep_tokens(registry: Registry, pool: Pool, lease: Lease, job: Compacting) -> None:

@@ -23,7 +23,6 @@ from . import (
     granting,
     handing,
     invariants,
-    jobs,
     moving,
     observing,
     pinning,
@@ -350,9 +349,10 @@ class Device(TierEvents):
         """The job is done: every slot in use has a running score."""
         return observing.finish_observe(self._registry, lease_id)
 
-    def abort_compress(self, lease_id: int, lost: bool) -> Lease:
-        """The job (compression or observation) failed. Not lost: the lease is as it was. Lost: it is gone."""
-        return jobs.abort(self._registry, lease_id, lost)
+    def abort_compress(self, lease_id: int, lost: bool, checksums: Sequence[int] = ()) -> Lease:
+        """The job (compression or observation) failed. Not lost: the lease is as it was. Lost: it is gone,
+        unless it was parked before (`checksums` of its slots): then it is suspended."""
+        return compressing.abort(self._registry, lease_id, lost, checksums)
 
     def revoke(self, lease_id: int) -> Revoked:
         """Take a lease away, a busy one as soon as its job has ended.

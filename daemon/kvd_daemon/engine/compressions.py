@@ -12,6 +12,7 @@ from kvd.errors import (
     KernelWorkerUnavailableError,
     KvdError,
     LeaseLostError,
+    LeaseSuspendedError,
     PoolExhaustedError,
 )
 from kvd.policy import Policy
@@ -75,7 +76,8 @@ class Compressions:
     ) -> Answer:
         """What `conclude` makes of the outcome; it is called in the batch of the event that ends the job.
 
-        Raises what Device.begin_compress does, KernelWorkerUnavailableError, LeaseLostError.
+        Raises what Device.begin_compress does, KernelWorkerUnavailableError, LeaseLostError, or, where it was
+        parked, LeaseSuspendedError.
         """
         self._check(progress.lease_id, given)
         shape = None if given.queries is None else given.queries.shape
@@ -93,7 +95,7 @@ class Compressions:
             raise self._exhaustion.explained(error, opened.session.tenant, now_ns) from error
         with self._revocations.after_job():
             checksums = await self._stow(plan)
-            done = await self._carry_out(plan, given)
+            done = await self._carry_out(plan, given, checksums)
             with self._device.batch():
                 compressed = self._finish(plan, done, checksums)
                 if plan.slots.size:
@@ -117,13 +119,16 @@ class Compressions:
             self._device.abort_compress(plan.lease.lease_id, lost=False)
             raise
 
-    async def _carry_out(self, plan: CompressPlan, given: Given) -> Done:
+    async def _carry_out(self, plan: CompressPlan, given: Given, checksums: Checksums = NO_CHECKSUMS) -> Done:
         lease_id = plan.lease.lease_id
         try:
             return await self._kernel.perform(compress_job(self._device, plan, given))
         except KernelDiedError as death:
             lost = death.moved and plan.in_place
-            self._device.abort_compress(lease_id, lost)
+            self._device.abort_compress(lease_id, lost, checksums.tolist() if lost else ())
+            if lost and checksums.size:
+                self._spilling.parked(lease_id, is_checkpoint=False)
+                raise _suspended(lease_id) from death
             raise _kernel_died(lease_id, lost) from death
         except KvdError:
             self._device.abort_compress(lease_id, lost=False)
@@ -206,6 +211,14 @@ def _kernel_died(lease_id: int, lost: bool) -> KvdError:
     return KernelWorkerUnavailableError(
         f"the kernel worker died; lease {lease_id} is as it was, retry after 500 ms",
         retry_after_ns=RETRY_AFTER_NS,
+        lease_id=lease_id,
+    )
+
+
+def _suspended(lease_id: int) -> KvdError:
+    return LeaseSuspendedError(
+        f"a kernel worker died while it changed lease {lease_id}, which is suspended with all that it held "
+        "before: resume it, and compress it again",
         lease_id=lease_id,
     )
 

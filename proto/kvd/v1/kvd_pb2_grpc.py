@@ -298,7 +298,8 @@ class LeaseServiceServicer(object):
 
     def Compress(self, request, context):
         """Prunes one lease with a policy and returns its freed blocks to the pool.
-        Errors: those of Extend, KERNEL_WORKER_UNAVAILABLE, COMPRESSION_REFUSED.
+        Errors: those of Extend, KERNEL_WORKER_UNAVAILABLE, COMPRESSION_REFUSED; LEASE_LOST where a kernel worker
+        died while bytes moved in place, or, with `park`, LEASE_SUSPENDED: what it held before can be resumed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

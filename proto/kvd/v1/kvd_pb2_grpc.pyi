@@ -392,7 +392,8 @@ class LeaseServiceStub(typing.Generic[_LeaseServiceLeaseType, _LeaseServiceExten
 
     Compress: _LeaseServiceCompressType
     """Prunes one lease with a policy and returns its freed blocks to the pool.
-    Errors: those of Extend, KERNEL_WORKER_UNAVAILABLE, COMPRESSION_REFUSED.
+    Errors: those of Extend, KERNEL_WORKER_UNAVAILABLE, COMPRESSION_REFUSED; LEASE_LOST where a kernel worker
+    died while bytes moved in place, or, with `park`, LEASE_SUSPENDED: what it held before can be resumed.
     """
 
     Observe: _LeaseServiceObserveType
@@ -481,7 +482,8 @@ class LeaseServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[kvd.v1.kvd_pb2.CompressResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.CompressResponse]]:
         """Prunes one lease with a policy and returns its freed blocks to the pool.
-        Errors: those of Extend, KERNEL_WORKER_UNAVAILABLE, COMPRESSION_REFUSED.
+        Errors: those of Extend, KERNEL_WORKER_UNAVAILABLE, COMPRESSION_REFUSED; LEASE_LOST where a kernel worker
+        died while bytes moved in place, or, with `park`, LEASE_SUSPENDED: what it held before can be resumed.
         """
 
     @abc.abstractmethod
