@@ -1,6 +1,7 @@
 """What leaves the pool and comes back, and what is copied in it: the same for every kind of memory."""
 
 import uuid
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.client.daemon import Daemon
@@ -19,6 +20,13 @@ def new_pool(worker: Worker, layout: str = LAYOUTS[0], blocks: int = BLOCKS) -> 
     name = f"pool-{uuid.uuid4().hex[:8]}"
     worker.pool(name=name, blocks=blocks, layout=layout)
     return name
+
+
+@pytest.fixture
+def one_gpu(sites: Callable[[str], Site]) -> Iterator[Site]:
+    """For kernel workers that die, which is the same with either kind of memory."""
+    yield sites("cuda")
+    sites("cuda").clear()
 
 
 def numbers(value: float, tokens: int) -> list[float]:
@@ -103,14 +111,14 @@ def test_forks_that_part_see_their_own_bytes(here: Site, layout: str) -> None:
         assert worker.numbers(lease=lease) == numbers(100.0, TOKENS) + own
 
 
-def test_a_copy_is_made_again_if_the_kernel_worker_dies_over_it(on_gpu: Site) -> None:
-    worker = on_gpu.worker()
+def test_a_copy_is_made_again_if_the_kernel_worker_dies_over_it(one_gpu: Site) -> None:
+    worker = one_gpu.worker()
     pool = new_pool(worker)
     worker.fill(pool=pool, lease="a", tokens=TOKENS, value=100.0)
 
     def strike() -> int:
-        pid = on_gpu.kernel_pid()
-        on_gpu.gpus.kill_in_copy(pid, 4)
+        pid = one_gpu.kernel_pid()
+        one_gpu.gpus.kill_in_copy(pid, 4)
         return pid
 
     struck = strike()
@@ -123,13 +131,13 @@ def test_a_copy_is_made_again_if_the_kernel_worker_dies_over_it(on_gpu: Site) ->
     assert worker.numbers(lease="a") == numbers(100.0, TOKENS)
 
 
-def test_the_copy_of_a_tail_is_made_again_if_the_kernel_worker_dies_over_it(on_gpu: Site) -> None:
-    worker = on_gpu.worker()
+def test_the_copy_of_a_tail_is_made_again_if_the_kernel_worker_dies_over_it(one_gpu: Site) -> None:
+    worker = one_gpu.worker()
     pool = new_pool(worker)
     worker.fill(pool=pool, lease="a", tokens=TOKENS, value=100.0)
     worker.fork(lease="a", child="b")
-    struck = on_gpu.kernel_pid()
-    on_gpu.gpus.kill_in_copy(struck, 2)
+    struck = one_gpu.kernel_pid()
+    one_gpu.gpus.kill_in_copy(struck, 2)
     worker.fill(pool=pool, lease="b", tokens=1, value=100.0)
     assert not is_alive(struck)
     assert worker.numbers(lease="a") == numbers(100.0, TOKENS)
@@ -137,13 +145,13 @@ def test_the_copy_of_a_tail_is_made_again_if_the_kernel_worker_dies_over_it(on_g
 
 
 def test_a_lease_that_was_parked_before_its_bytes_move_is_suspended_if_the_kernel_worker_dies_over_them(
-    on_gpu: Site,
+    one_gpu: Site,
 ) -> None:
-    worker = on_gpu.worker()
+    worker = one_gpu.worker()
     pool = new_pool(worker, blocks=22)  # two leases of 160 tokens fill it: bytes have to move in place
     for lease, value in (("a", 100.0), ("b", 300.0)):
         worker.fill(pool=pool, lease=lease, tokens=160, value=value)
-    on_gpu.gpus.kill_in_kernel(on_gpu.kernel_pid(), "compact_1")
+    one_gpu.gpus.kill_in_kernel(one_gpu.kernel_pid(), "compact_1")
     with pytest.raises(LeaseSuspendedError, match="resume"):
         worker.compress(lease="a", method="streaming", park=True)
     with pytest.raises(LeaseSuspendedError):
