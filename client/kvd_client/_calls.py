@@ -1,7 +1,8 @@
 """Calls about leases: locked, and never left half known.
 
 A call that broke off (deadline, connection) may have been carried out. Its leases then keep it, and the
-next call about any of them repeats it first, with the same request id, to learn what it did.
+next call about any of them repeats it first, with the same request id, to learn what it did. Whoever asks
+for the same again gets that answer: to do it again would be to do it twice.
 """
 
 import time
@@ -18,6 +19,7 @@ from kvd.errors import (
     LeaseGoneError,
     LeaseSuspendedError,
 )
+from kvd.v1 import kvd_pb2 as pb
 from kvd_client._session import Session, SessionRequest
 
 
@@ -33,7 +35,7 @@ class Callee(Protocol):
     def suspended(self) -> None: ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class LeaseCall:
     """One request about `leases`; `apply` makes them what the answer says."""
 
@@ -41,6 +43,8 @@ class LeaseCall:
     method: Callable[..., Any]
     request: SessionRequest
     apply: Callable[[Any], None]
+    answer: Any = None
+    """None until there is one."""
 
     def make(self, session: Session, deadline: float) -> Any:
         """The answer, already applied. The caller holds the leases' locks."""
@@ -55,6 +59,7 @@ class LeaseCall:
                 self._learn_from(failure)
             raise
         self._leave_unanswered(None)
+        self.answer = answer
         self.apply(answer)
         return answer
 
@@ -108,6 +113,34 @@ def _locked(lease: Callee, deadline: float) -> Iterator[None]:
         yield
     finally:
         lease.lock.release()
+
+
+def taken_up(
+    session: Session, lease: Callee, request_of: Callable[[], SessionRequest], deadline: float
+) -> Any:
+    """The answer to the call about this lease that broke off, if it asked for the same; it is repeated now.
+
+    None if there is no such call, or the daemon refuses it: nothing was changed then.
+    """
+    with _locked(lease, deadline):
+        call = lease.unanswered
+        if call is None or len(call.leases) > 1 or _essence(call.request) != _essence(request_of()):
+            return None
+        _repeat(call, session, deadline)
+        return call.answer
+
+
+def _essence(request: Any) -> Any:
+    """What is asked for, whoever asks and in which scratch blocks its queries lie."""
+    essence = type(request)()
+    essence.CopyFrom(request)
+    for name in ("request_id", "session_token", "max_wait"):
+        if name in essence.DESCRIPTOR.fields_by_name:
+            essence.ClearField(name)
+    if isinstance(essence, pb.CompressRequest | pb.ObserveRequest) and essence.HasField("queries"):
+        essence.queries.Clear()
+        essence.queries.SetInParent()
+    return essence
 
 
 def _repeat(call: LeaseCall, session: Session, deadline: float) -> None:

@@ -6,7 +6,7 @@ from kvd.arguments import text, whole
 from kvd.errors import ClosedError, InvalidArgumentError
 from kvd.limits import MAX_ITEMS_PER_CALL, MAX_SHELF_KEY_CHARS
 from kvd.v1 import kvd_pb2 as pb
-from kvd_client._calls import LeaseCall, held
+from kvd_client._calls import LeaseCall, held, taken_up
 from kvd_client._session import new_request_id
 
 if TYPE_CHECKING:
@@ -44,10 +44,15 @@ def give(lease: "Lease", key: str, to_session: str, ttl_s: float) -> None:
     gone = ClosedError(f"lease {lease.lease_id} was {where}")
     session, handle = lease.pool.session, lease.handle
     deadline = session.deadline()
-    with held(session, [handle], deadline):
-        request = pb.PublishRequest(
+
+    def request() -> pb.PublishRequest:
+        asked = pb.PublishRequest(
             request_id=new_request_id(), progress=handle.progress(), key=key, to_session=to_session
         )
-        request.ttl.FromNanoseconds(int(ttl_s * 1e9))
-        method = session.share_service.Publish
-        LeaseCall([handle], method, request, lambda _: handle.give_away(gone)).make(session, deadline)
+        asked.ttl.FromNanoseconds(int(ttl_s * 1e9))
+        return asked
+
+    if taken_up(session, handle, request, deadline) is None:
+        with held(session, [handle], deadline):
+            method = session.share_service.Publish
+            LeaseCall([handle], method, request(), lambda _: handle.give_away(gone)).make(session, deadline)

@@ -124,6 +124,10 @@ class LeaseHandle:
         self._aside = None
 
     @property
+    def is_resting(self) -> bool:
+        return isinstance(self._aside, LeaseRestingError)
+
+    @property
     def is_suspended(self) -> bool:
         return isinstance(self._aside, LeaseSuspendedError)
 

@@ -14,7 +14,7 @@ from kvd.errors import InvalidArgumentError
 from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.policy import Policy
 from kvd.v1 import kvd_pb2 as pb
-from kvd_client._calls import LeaseCall, held
+from kvd_client._calls import LeaseCall, held, taken_up
 from kvd_client._checked import prefix_hashes as checked_hashes
 from kvd_client._checked import seconds, token_count
 from kvd_client._fence import look, looked_after
@@ -47,7 +47,9 @@ class Lease(Parkable, Restable):
     Every method may raise LeaseRevokedError, LeaseExpiredError or LeaseLostError (the lease is gone: prefill
     again), LeaseRestingError and LeaseSuspendedError (`wake`, `resume` it first), ClosedError after release,
     ForkedClientError in a forked child; those that say "asks the daemon" also UnavailableError and
-    DeadlineExceededError. A lease that is garbage collected is released with the client's next call.
+    DeadlineExceededError: then the call may have been carried out. Make it again, with the same arguments:
+    its answer is what you get, it is not done twice (forks are: those of the first call are released). A
+    lease that is garbage collected is released with the client's next call.
     """
 
     def __init__(self, pool: "Pool", handle: LeaseHandle, lease_ahead: int) -> None:
@@ -348,14 +350,22 @@ class Lease(Parkable, Restable):
         self.pool.check_writable()
         queries, row_lse = tensors
         deadline = self._session.deadline(self._patience_s(timeout))
+
+        def asked() -> Any:
+            request.progress.CopyFrom(self.handle.progress())
+            if queries is not None:
+                request.queries.SetInParent()
+            return request
+
+        answer = taken_up(self._session, self.handle, asked, deadline)
+        if answer is not None:
+            return answer
         with held(self._session, [self.handle], deadline):
             if queries is None:
-                request.progress.CopyFrom(self.handle.progress())
-                return self._make(method, request, deadline)
+                return self._make(method, asked(), deadline)
             packed = pack_queries(queries, row_lse, self.pool.spec, self.length)
             with self.pool.scratch(packed.payload, deadline) as scratch_lease_id:
-                request.progress.CopyFrom(self.handle.progress())
-                request.queries.CopyFrom(packed.to_proto(scratch_lease_id))
+                asked().queries.CopyFrom(packed.to_proto(scratch_lease_id))
                 return self._make(method, request, deadline)
 
     def _make(self, method: Any, request: Any, deadline: float) -> Any:

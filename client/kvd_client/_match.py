@@ -5,7 +5,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from kvd.errors import PinNotFoundError
+from kvd.errors import ClosedError, PinNotFoundError
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._checked import prefix_hashes
 from kvd_client._session import new_request_id
@@ -40,10 +40,10 @@ class Match:
         return len(self) * self._pool.spec.block_size
 
     def release(self) -> None:
-        """Let go of the blocks. Asks the daemon. Harmless twice, and after a lease took them."""
+        """Let go of the blocks. Asks the daemon. Harmless twice, after a lease took them, after close()."""
         pin_id, self.pin_id = self.pin_id, 0
         if pin_id and not self._pool.session.is_foreign:
-            with suppress(PinNotFoundError):
+            with suppress(PinNotFoundError, ClosedError):  # it ended by itself, or with the session
                 self._pool.unpin(pin_id)
 
     def name_in(self, item: pb.LeaseItem) -> None:

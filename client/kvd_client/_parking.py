@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvd.errors import LeaseSuspendedError
 from kvd.v1 import kvd_pb2 as pb
-from kvd_client._calls import LeaseCall, held
+from kvd_client._calls import LeaseCall, held, taken_up
 from kvd_client._checked import seconds
 from kvd_client._handle import LeaseHandle
 from kvd_client._session import Session, new_request_id
@@ -38,10 +38,15 @@ class Parkable:
         KernelWorkerUnavailableError (it is as it was).
         """
         self.pool.check_writable()
-        deadline = self.pool.session.deadline(patience_seconds(self.pool.session, timeout))
-        with held(self.pool.session, [self.handle], deadline):
-            request = pb.SuspendRequest(request_id=new_request_id(), progress=self.handle.progress())
-            _make(self, self.pool.session.share_service.Suspend, request, deadline, self.handle.leave)
+        session, handle = self.pool.session, self.handle
+        deadline = session.deadline(patience_seconds(session, timeout))
+
+        def request() -> pb.SuspendRequest:
+            return pb.SuspendRequest(request_id=new_request_id(), progress=handle.progress())
+
+        if taken_up(session, handle, request, deadline) is None:
+            with held(session, [handle], deadline):
+                _make(self, session.share_service.Suspend, request(), deadline, handle.leave)
 
     def resume(self, wait: float = 0.0, timeout: float | None = None) -> None:
         """Go on with a suspended lease: all it had, in other blocks. Take table and slots anew.
@@ -77,11 +82,15 @@ class Parkable:
         self.pool.check_writable()
         wait_s, session = wait_seconds(wait), self.pool.session
         deadline = session.deadline(patience_seconds(session, timeout) + wait_s)
-        with held(session, [self.handle], deadline):
-            request = pb.RestoreRequest(request_id=new_request_id(), progress=self.handle.progress())
-            with waiting(request, wait_s):
-                answer = _make(self, session.share_service.Restore, request, deadline, self.handle.learn)
-                return int(answer.dropped_tokens)
+
+        def request() -> pb.RestoreRequest:
+            return pb.RestoreRequest(request_id=new_request_id(), progress=self.handle.progress())
+
+        answer = taken_up(session, self.handle, request, deadline)
+        if answer is None:
+            with held(session, [self.handle], deadline), waiting(request(), wait_s) as asked:
+                answer = _make(self, session.share_service.Restore, asked, deadline, self.handle.learn)
+        return int(answer.dropped_tokens)
 
     def drop_checkpoint(self) -> None:
         """Give up what `restore` would go back to, and its room; the next `compress(park=True)` parks anew.

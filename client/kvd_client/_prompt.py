@@ -1,5 +1,6 @@
 """A lease for a prompt: what is here of it already becomes its prefix."""
 
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -38,16 +39,22 @@ class Prompt:
 
 
 def lease_prompt(pool: "Pool", wish: "LeaseWish", prompt: Prompt, wait_s: float) -> "Lease":
-    """Match and lease. A match may end while its lease stands in line: then again, and at last without."""
+    """Match and lease. A match may end while its lease stands in line: then again, for what is left of the
+    wait, and at last without."""
     wish = replace(wish, tokens=max(wish.tokens, prompt.tokens))
+    until = time.monotonic() + wait_s
     for _ in range(MAX_MATCHES):
-        with _match(pool, prompt.shareable, wait_s) as match, suppress(PinNotFoundError):
-            lease = pool.lease_many([replace(wish, prefix=match)], wait_s)[0]
+        with _match(pool, prompt.shareable, _left(until)) as match, suppress(PinNotFoundError):
+            lease = pool.lease_many([replace(wish, prefix=match)], _left(until))[0]
             break
     else:
-        lease = pool.lease_many([wish], wait_s)[0]
+        lease = pool.lease_many([wish], _left(until))[0]
     lease.prompt_hashes = prompt.hashes
     return lease
+
+
+def _left(until: float) -> float:
+    return max(0.0, until - time.monotonic())
 
 
 def _match(pool: "Pool", hashes: Sequence[bytes], wait_s: float) -> Match:

@@ -6,7 +6,7 @@ from kvd.arguments import whole
 from kvd.errors import LeaseRestingError
 from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.v1 import kvd_pb2 as pb
-from kvd_client._calls import LeaseCall, held
+from kvd_client._calls import LeaseCall, held, taken_up
 from kvd_client._handle import LeaseHandle
 from kvd_client._parking import patience_seconds
 from kvd_client._session import new_request_id
@@ -41,15 +41,18 @@ class Restable:
         """
         self.pool.check_writable()
         tokens = None if floor is None else whole("floor", floor, 0, MAX_TOKENS_PER_LEASE)
-        deadline = self.pool.session.deadline()
-        with held(self.pool.session, [self.handle], deadline):
-            request = pb.RestRequest(request_id=new_request_id(), progress=self.handle.progress())
-            if tokens is not None:
-                request.floor_tokens = tokens
-            method, handle = self.pool.session.share_service.Rest, self.handle
-            LeaseCall([handle], method, request, lambda _: handle.lie_down()).make(
-                self.pool.session, deadline
+        session, handle = self.pool.session, self.handle
+        deadline = session.deadline()
+
+        def request() -> pb.RestRequest:
+            return pb.RestRequest(
+                request_id=new_request_id(), progress=handle.progress(), floor_tokens=tokens
             )
+
+        if taken_up(session, handle, request, deadline) is None:
+            with held(session, [handle], deadline):
+                method = session.share_service.Rest
+                LeaseCall([handle], method, request(), lambda _: handle.lie_down()).make(session, deadline)
 
     def wake(self, timeout: float | None = None) -> int:
         """Go on with it; how many tokens it has given meanwhile. Harmless if it does not rest.
@@ -59,15 +62,16 @@ class Restable:
         UnavailableError it counts as resting still: wake() it again. Raises LeaseSuspendedError.
         """
         self.pool.check_writable()
-        deadline = self.pool.session.deadline(patience_seconds(self.pool.session, timeout))
-        with self.handle.roused(LeaseRestingError), held(self.pool.session, [self.handle], deadline):
-            handle, had = self.handle, self.handle.state.length
-            request = pb.WakeRequest(request_id=new_request_id(), lease_id=handle.lease_id)
-            call = LeaseCall(
-                [handle],
-                self.pool.session.share_service.Wake,
-                request,
-                lambda answer: handle.come_back(SlotState.granted(answer.lease)),
-            )
-            call.make(self.pool.session, deadline)
-            return had - handle.state.length
+        session, handle = self.pool.session, self.handle
+        deadline = session.deadline(patience_seconds(session, timeout))
+        rested, had = handle.is_resting, handle.state.length
+        with handle.roused(LeaseRestingError), held(session, [handle], deadline):
+            if handle.is_resting:  # neither awake all the time, nor since a wake() that broke off
+                rested = True
+                request = pb.WakeRequest(request_id=new_request_id(), lease_id=handle.lease_id)
+                method, come_back = session.share_service.Wake, handle.come_back
+                call = LeaseCall(
+                    [handle], method, request, lambda answer: come_back(SlotState.granted(answer.lease))
+                )
+                call.make(session, deadline)
+            return had - handle.state.length if rested else 0

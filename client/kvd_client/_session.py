@@ -77,6 +77,7 @@ class LeaseDependent(Dependent, Protocol):
     wanted_floor: int
 
     def revoke(self, cause: str) -> None: ...
+    def give_away(self, cause: KvdError) -> None: ...
     def unsaid_progress(self) -> pb.LeaseProgress | None: ...
 
 
@@ -219,9 +220,18 @@ class Session:
             pool.lose(ClosedError("the session ended while this pool was attached; call client.pool() again"))
 
     def adopt_lease(self, lease_id: int, lease: LeaseDependent, session_id: str) -> None:
-        """From now on `lease` is renewed, and told what happens to it."""
+        """From now on `lease` is renewed, and told what happens to it.
+
+        It may have been this session's before, and published by a call that broke off: what is left of that
+        has nothing to release.
+        """
         with self._held:
+            earlier = self._leases.get(lease_id)
             self._leases[lease_id] = lease
+            for _ in range(self._orphans.count((lease_id, session_id))):
+                self._orphans.remove((lease_id, session_id))
+        if earlier is not None:
+            earlier.give_away(ClosedError(f"lease {lease_id} was published, and adopted again here"))
         if not self._is_current(session_id):
             lease.lose(LeaseLostError("the session of this lease ended while it was made; prefill again"))
 

@@ -76,14 +76,13 @@ class Takings:
 
     def give_back(self, deadline: float) -> None:
         """Repeated with its request id, a call says what it took; or it is refused and took nothing."""
-        while self._unanswered:
+        while (request := self._unanswered_one()) is not None:
             with suppress(*REFUSALS):
-                self._orphan(self.lease(self._unanswered.pop(), deadline))
+                self._orphan(self.lease(request, deadline))
 
     def settle(self, deadline: float) -> None:
         """As `give_back`, in the session's thread and without another attempt."""
-        while self._unanswered:
-            request = self._unanswered.pop()
+        while (request := self._unanswered_one()) is not None:
             try:
                 answer = self._session.attempt(self._session.lease_service.Lease, request, deadline)
             except REFUSALS:
@@ -92,6 +91,12 @@ class Takings:
                 self._unanswered.append(request)
                 return
             self._orphan(list(answer.leases))
+
+    def _unanswered_one(self) -> pb.LeaseRequest | None:
+        """Taken out, so that of several threads one repeats it."""
+        with suppress(IndexError):
+            return self._unanswered.pop()
+        return None
 
     def _orphan(self, leases: list[pb.LeaseState]) -> None:
         for lease in leases:

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from kvd.v1 import kvd_pb2 as pb
 from kvd_client._checked import seconds
 
-Waiting = pb.LeaseRequest | pb.ExtendRequest | pb.AdoptRequest | pb.ResumeRequest | pb.RestoreRequest
-"""Requests that may wait."""
+Waiting = TypeVar(
+    "Waiting",
+    bound=pb.LeaseRequest | pb.ExtendRequest | pb.AdoptRequest | pb.ResumeRequest | pb.RestoreRequest,
+)
+"""A request that may wait."""
 
 
 def wait_seconds(wait: object) -> float:
@@ -16,11 +20,11 @@ def wait_seconds(wait: object) -> float:
 
 
 @contextmanager
-def waiting(request: Waiting, wait_s: float) -> Iterator[None]:
+def waiting(request: Waiting, wait_s: float) -> Iterator[Waiting]:
     """The request waits for so many seconds; repeated later it does not: then only its reply counts."""
     if wait_s:
         request.max_wait.FromNanoseconds(int(wait_s * 1e9))
     try:
-        yield
+        yield request
     finally:
         request.ClearField("max_wait")
