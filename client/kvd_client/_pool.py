@@ -54,9 +54,10 @@ class LeaseWish:
     policy       what the lease keeps when it is compressed; Streaming also decides how it grows
     prefix       a Match, or hashes of leading sealed blocks to share, as in `Lease.seal`, all of them or none
     lease_ahead  blocks that `extend` asks for beyond what it needs
-    floor        tokens it may be pruned to when others need blocks, 0: not at all; see `Lease.rest` and
-                 `Lease.compress_wanted`. The least of use is what the policy you compress with keeps anyway,
-                 its sinks + window (or recent) in whole blocks: with `keep` below, it is refused
+    floor        tokens it may be pruned to when others need blocks, 0: not at all; the policy's sinks stay.
+                 See `Lease.rest` and `Lease.compress_wanted`. The least of use is what the policy you
+                 compress with keeps anyway, its sinks + window (or recent) in whole blocks: with `keep`
+                 below, it is refused
     """
 
     tokens: int = 0

@@ -59,6 +59,27 @@ def test_others_get_what_a_resting_lease_can_give(pool: Pool, daemon: Daemon) ->
     assert lease.position == LONG + 1
 
 
+def test_a_call_that_does_not_wait_prunes_nothing(pool: Pool) -> None:
+    lease = filled(pool)
+    lease.rest()
+    with pytest.raises(kvd_client.PoolExhaustedError):
+        pool.lease(tokens=16 * 16)
+    assert lease.wake() == 0
+
+
+def test_a_sealed_prompt_gives_what_it_can_once_others_have_made_room(pool: Pool) -> None:
+    prompt = list(range(22 * 16))
+    sealed, plain = pool.lease(prompt=prompt, floor=FLOOR), filled(pool, tokens=8 * 16)
+    sealed.extend(len(prompt))
+    sealed.commit(len(prompt))
+    sealed.seal_prompt()
+    sealed.rest()
+    plain.rest()
+    with pool.lease(tokens=20 * 16, wait=30):
+        assert plain.wake() == 8 * 16 - FLOOR
+        assert sealed.wake() == len(prompt) - FLOOR
+
+
 def test_a_lease_that_nobody_presses_wakes_as_it_was(pool: Pool) -> None:
     lease = filled(pool)
     table, generation = lease.block_table.tolist(), lease.generation

@@ -3,7 +3,7 @@
 from hypothesis.stateful import precondition, rule
 
 from kvd import errors as e
-from kvd.policy import Streaming
+from kvd.policy import Policy, Streaming
 from kvd_daemon.core import Change, LeaseWish
 
 from .driver import POLICIES, Chance, Driver, Refusal, any_lease, any_session, anything
@@ -21,7 +21,10 @@ class LeaseRules(Driver):
     @rule(chance=anything)
     def lease(self, chance: Chance) -> None:
         asked = [
-            (LeaseWish(chance.randint(0, 30), chance.choice(POLICIES)), chance.randint(0, 1))
+            (
+                LeaseWish(chance.randint(0, 30), chance.choice(POLICIES), floor=chance.choice([0, 0, 1, 5])),
+                chance.randint(0, 1),
+            )
             for _ in range(chance.randint(1, 3))
         ]
         self.try_lease(self.a_session(chance), self.a_pool(chance), asked, fill=False)
@@ -99,6 +102,7 @@ class LeaseRules(Driver):
             position=length,
             sealed=len(shared),
             known=(length, length),
+            floor=raised(wish.floor, wish.policy),
         )
 
     def prefix(self, session: str, pool: str, wish: LeaseWish, text: int) -> list[int]:
@@ -286,3 +290,8 @@ class LeaseRules(Driver):
             self.world.write(
                 lease, list(range(lease.position, lease.position + min(chance.randint(1, 12), room)))
             )
+
+
+def raised(floor: int, policy: Policy) -> int:
+    """To what the policy's sinks take; 0 is no floor."""
+    return floor if floor == 0 else max(floor, policy.sinks)

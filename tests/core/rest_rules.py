@@ -8,6 +8,7 @@ from kvd_daemon.core import CompressPlan, Unchanged, can_give
 
 from .driver import POLICIES, Chance, Refusal, any_lease, anything
 from .job_rules import JobRules
+from .lease_rules import raised
 from .world import WorldLease
 
 SHORT = Streaming(sinks=1, window=3)  # needs no queries, and finds something to prune in most leases
@@ -30,7 +31,7 @@ class RestRules(JobRules):
         if self.ask(error, lambda: self.device.rest(session, self.progress(lease), floor)):
             self.world.learn(lease)
             lease.fate = "resting"
-            lease.floor = lease.floor if floor is None else floor
+            lease.resting_floor = lease.floor if floor is None else raised(floor, lease.policy)
 
     @precondition(any_lease)
     @rule(chance=anything)
@@ -41,7 +42,7 @@ class RestRules(JobRules):
         error = self.refusal(session, lease, by_time=False)
         error = None if error is e.LeaseRestingError else error
         if self.ask(error, lambda: self.device.wake(session, lease.lease_id)):
-            lease.fate = "active"
+            lease.fate, lease.resting_floor = "active", 0
 
     @precondition(lambda self: self.givers())
     @rule(chance=anything)
@@ -62,5 +63,5 @@ class RestRules(JobRules):
         return [
             lease
             for lease in self.world.leases.values()
-            if lease.state == "resting" and not lease.streams and 0 < lease.floor < len(lease.slots)
+            if lease.state == "resting" and not lease.streams and 0 < lease.resting_floor < len(lease.slots)
         ]

@@ -84,7 +84,8 @@ class AnyOrderOfEvents(
         assert found.generation == lease.generation
         assert found.sealed_blocks == lease.sealed
         assert (found.compressed_length, found.observed_length) == (lease.compressed, lease.observed)
-        assert (found.floor, found.gave_blocks) == (lease.floor, lease.gave)
+        assert (found.floor, found.resting_floor) == (lease.floor, lease.resting_floor)
+        assert found.gave_blocks == lease.gave
         shown = int(self.device.fences.words[found.fence_slot])
         if lease.state == "active":
             assert shown == lease.lease_id << 24 | lease.generation

@@ -78,6 +78,7 @@ class WorldLease:
     destination: list[int] = field(default_factory=list)
     shelved: WorldShelved | None = None
     floor: int = 0
+    resting_floor: int = 0
     gave: int = 0
     branches: list[tuple[int, int]] = field(default_factory=list)
     copying: tuple[int, int] | None = None

@@ -11,7 +11,7 @@ from .pins import Pin
 from .pool import Pool
 from .quotas import UNLIMITED, Need, Quota
 from .recovering import Losses, Recovered
-from .resting import can_give, could_be_compressible
+from .resting import Gift, can_give, could_be_compressible
 from .results import (
     Change,
     Compressed,
@@ -48,6 +48,7 @@ __all__ = [
     "FetchPlan",
     "Fetched",
     "Forked",
+    "Gift",
     "Granted",
     "InvariantError",
     "Lease",

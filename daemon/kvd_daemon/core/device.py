@@ -324,6 +324,10 @@ class Device(TierEvents):
         """The worker's again, as it is by now. Raises what `rest` does; LeaseBusyError while it is pruned."""
         return resting.wake(self._registry, self._registry.live_session(session_id), lease_id)
 
+    def gift(self, lease_id: int) -> resting.Gift:
+        """What `begin_press` to its floor would give, of a resting lease that can give blocks."""
+        return resting.gift(self._registry, self.leases[lease_id])
+
     def begin_press(self, lease_id: int, policy: Policy) -> CompressPlan | Unchanged:
         """As `begin_compress`, of a resting lease that can give blocks, for others who need them."""
         return resting.begin_press(self._registry, lease_id, policy)

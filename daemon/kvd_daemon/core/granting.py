@@ -11,7 +11,7 @@ from kvd.policy import Dense, Streaming
 
 from . import forking, pinning, quotas
 from .free_runs import NO_BLOCKS, IntArray, runs_of
-from .lease import BlockTable, Lease, Mark
+from .lease import BlockTable, Lease, Mark, with_sinks
 from .pins import Pin
 from .pool import Pool
 from .quotas import Need
@@ -147,7 +147,7 @@ def _admit(registry: Registry, session: Session, pool: Pool, entry: _Entry, now_
         fence_slot=registry.fences.take(),
     )
     if wish.floor:
-        lease.floor = wish.floor
+        lease.floor = with_sinks(wish.floor, wish.policy)
     registry.fences.show(lease)
     registry.leases[lease.lease_id] = session.leases[lease.lease_id] = lease
     pool.leases.add(lease.lease_id)

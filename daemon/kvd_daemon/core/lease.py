@@ -35,6 +35,11 @@ LIVE = (LeaseState.ACTIVE, LeaseState.RESTING, LeaseState.SUSPENDED)
 """What a lease is that its worker can go on with, one way or another."""
 
 
+def with_sinks(floor: int, policy: Policy) -> int:
+    """A floor that keeps the policy's sinks; 0, not to be pruned, stays 0."""
+    return max(floor, policy.sinks) if floor else 0
+
+
 class Ending(StrEnum):
     """What happens to a busy lease as soon as its job has ended."""
 
@@ -196,8 +201,8 @@ class Lease:
     Slots below `compressed_length` have explicit positions, those below `observed_length` running
     scores. The first `sealed_blocks` table entries are shared and immutable; the last of them may be half
     full, of a fork: see `shares_tail`.
-    When blocks are short, it may be pruned to `floor` tokens (0: not at all); `gave_blocks` are what it gave
-    while it rested.
+    When blocks are short, it may be pruned to `floor` tokens (0: not at all), while it rests to
+    `resting_floor`; `gave_blocks` are what it gave then.
     """
 
     lease_id: int
@@ -222,6 +227,7 @@ class Lease:
     fence_slot: int = 0
     shelved: Shelved | None = None
     floor: int = 0
+    resting_floor: int = 0
     gave_blocks: int = 0
     parked: Parked | None = None
     checkpoint: Parked | None = None

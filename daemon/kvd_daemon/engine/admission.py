@@ -75,6 +75,14 @@ class Waiter:
 
 
 @dataclass(frozen=True)
+class Shortage:
+    """Blocks that a waiting call lacks: of a pool, or, without a pool, those its tenant has to give back."""
+
+    blocks: int
+    pool: str = ""
+
+
+@dataclass(frozen=True)
 class Heads:
     """The first waiting call in each way: for a pool, for scratch in a pool, within a tenant's maximum."""
 
@@ -114,7 +122,12 @@ class Admission:
         self._heads = Heads()
         self._is_due = False
         self._is_closed = False
+        self._on_waiting: Callable[[], None] = lambda: None
         device.quotas.on_return(self.wake)
+
+    def on_waiting(self, relieve: Callable[[], None]) -> None:
+        """`relieve` is called when a call begins to wait, and now and then as long as some do."""
+        self._on_waiting = relieve
 
     async def admitted(self, asker: Asker, attempt: Callable[[], Answer]) -> Answer:
         """What `attempt` answers, at once or when it is the asker's turn.
@@ -140,6 +153,7 @@ class Admission:
         self._line[waiter] = None
         self._heads.add(waiter)
         try:
+            self._on_waiting()
             await asyncio.wait([waiter.answer], timeout=min(waiter.asker.wait_ns, MAX_WAIT_NS) / 1e9)
         finally:
             if waiter in self._line:
@@ -275,6 +289,27 @@ class Admission:
         """Now and then: what ends without a block coming back is noticed, and holders are asked again."""
         if self._line:
             self._walk()
+            self._on_waiting()
+
+    def shortages(self) -> list[tuple[str, list[Shortage]]]:
+        """What the calls that are first in line lack, each with its tenant; less than all helps none."""
+        self._walk_if_due()
+        heads = [*self._heads.pools.values(), *self._heads.scratch.values(), *self._heads.tenants.values()]
+        first = [waiter.asker for waiter in dict.fromkeys(heads) if not self._is_hopeless(waiter.asker)]
+        return [(asker.tenant, self._lacking(asker)) for asker in first]
+
+    def _lacking(self, asker: Asker) -> list[Shortage]:
+        index, quotas = self._device.tenants[asker.tenant], self._device.quotas
+        lacking: list[Shortage] = []
+        beyond = quotas.held.get(index, 0) + asker.wanted_blocks - quotas.of(index).max_blocks
+        if beyond > 0 and not asker.is_scratch:
+            lacking.append(Shortage(beyond))
+        for pool, need in asker.needs:
+            facts = pool_exhausted(pool, index, need).metadata
+            blocks = int(facts["wanted_blocks"]) - int(facts["free_blocks"])
+            if blocks > 0:
+                lacking.append(Shortage(blocks, pool.name))
+        return lacking
 
     def close(self) -> None:
         """Nobody waits any longer, until `open`."""

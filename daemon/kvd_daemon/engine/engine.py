@@ -123,8 +123,10 @@ class Engine:
         self.compressions = Compressions(
             self.device, self._kernel, exhaustion, self.revocations, copying, spilling
         )
-        self.pressing = Pressing(self.device, self.compressions, self.spawn)
-        exhaustion.on_pressure(self.pressing.relieve)
+        self.pressing = Pressing(
+            self.device, self.compressions, self.admission, exhaustion.holders, self.spawn
+        )
+        self.admission.on_waiting(self.pressing.relieve)
         self.parking = Parking(self.device, copying, self.admission, self.revocations, spilling)
         self._reload_listeners: list[Callable[[Settings], None]] = []
         self._last_call_s = time.monotonic()

@@ -1,6 +1,6 @@
 """What happens when blocks run out: the caller is told what helps, the holders are asked for some."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from kvd.errors import KvdError, PoolExhaustedError, QuotaExceededError
@@ -23,11 +23,6 @@ class Exhaustion:
         self._device = device
         self._sessions = sessions
         self._pressed_ns: dict[tuple[str, str], int] = {}
-        self._relieve: Callable[[str, int, list[OpenSession]], None] | None = None
-
-    def on_pressure(self, relieve: "Callable[[str, int, list[OpenSession]], None]") -> None:
-        """`relieve` is told the pool, how many blocks are wanted, and who could give some."""
-        self._relieve = relieve
 
     def explained(self, error: Short, tenant: str, now_ns: int, waiting_blocks: int = 0) -> KvdError:
         """The same with what would help, and a time to retry unless no waiting helps.
@@ -61,13 +56,10 @@ class Exhaustion:
         if now_ns - last_ns < PRESSURE_INTERVAL_NS:
             return
         self._pressed_ns[pool, of] = now_ns
-        holders = self._holders(pool, tenant, of)
-        for opened in holders:
+        for opened in self.holders(pool, tenant, of):
             opened.outbox.put(replace(pressure, compressible=_compressible(opened, pool)))
-        if self._relieve is not None:
-            self._relieve(pool, pressure.wanted_blocks, holders)
 
-    def _holders(self, pool: str, tenant: str, of: str) -> list[OpenSession]:
+    def holders(self, pool: str, tenant: str, of: str) -> list[OpenSession]:
         """Sessions that could give blocks of `pool` to `tenant`, those that hold most first.
 
         What a tenant gives back within its guarantee stays its own, so asking it for that is no use.

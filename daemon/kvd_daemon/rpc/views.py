@@ -137,7 +137,7 @@ def lease_info(engine: Engine, lease: Lease, now_ns: int) -> pb.LeaseInfo:
         sink_blocks=lease.sink_blocks,
         policy=str(lease.policy),
         blocks_saved=lease.blocks_saved,
-        floor_tokens=lease.floor,
+        floor_tokens=lease.resting_floor if lease.fate is LeaseState.RESTING else lease.floor,
         gave_blocks=lease.gave_blocks,
         create_time=timestamp(engine.wall_ns(lease.created_ns)),
         scratch=lease.scratch,

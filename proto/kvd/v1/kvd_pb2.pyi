@@ -966,7 +966,8 @@ class LeaseItem(google.protobuf.message.Message):
     """
     floor_tokens: builtins.int
     """When blocks are short, the lease may be pruned to so many tokens; 0: not at all. Its worker is asked
-    (Pressure), and while the lease rests (ShareService.Rest) the daemon prunes it itself.
+    (Pressure), and while the lease rests (ShareService.Rest) the daemon prunes it itself. A floor below the
+    policy's sinks is raised to them.
     """
     @property
     def policy(self) -> Global___Policy:
@@ -1875,7 +1876,7 @@ class RestRequest(google.protobuf.message.Message):
     request_id: builtins.str
     """Idempotency key."""
     floor_tokens: builtins.int
-    """Tokens it keeps at least, 0: all; unset: as it was leased."""
+    """Tokens it keeps at least until it is woken, 0: all; unset: as it was leased. Its policy's sinks stay."""
     @property
     def progress(self) -> Global___LeaseProgress:
         """The lease, and how far it is filled."""
@@ -2601,7 +2602,7 @@ class LeaseInfo(google.protobuf.message.Message):
     to_session: builtins.str
     """Of a shelved one: the session that alone may adopt it, if there is one."""
     floor_tokens: builtins.int
-    """Tokens it may be pruned to when blocks are short; 0: none."""
+    """Tokens it may be pruned to when blocks are short, of a resting one: while it rests; 0: none."""
     gave_blocks: builtins.int
     """Blocks it gave to others while it rested."""
     @property
