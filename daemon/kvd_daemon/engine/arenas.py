@@ -24,6 +24,7 @@ from kvd_daemon.fd_store import DescriptorStore
 from kvd_daemon.kernel.client import KernelClient, KernelDiedError
 from kvd_daemon.kernel.messages import Punch
 
+RETRY_AFTER_NS = 10**9  # ns; until somebody has closed a descriptor, perhaps
 RETRY_S = 1.0  # seconds until what could not be punched is tried again; a worker starts in about that time
 LOG = logging.getLogger("kvd.tiers")
 
@@ -82,7 +83,13 @@ class Arenas:
             raise DeviceUnavailableError(f"pool {pool.name} was dropped meanwhile")
         if pool.pool_id not in self._fds:
             self._fds[pool.pool_id] = self._made(pool)
-        fd = os.dup(self._fds[pool.pool_id])
+        try:
+            fd = os.dup(self._fds[pool.pool_id])
+        except OSError as error:
+            raise DeviceUnavailableError(
+                f"nothing moves to or from the {self._place.tier} tier: {error.strerror}; retry in a second",
+                retry_after_ns=RETRY_AFTER_NS,
+            ) from error
         try:
             yield fd
         finally:

@@ -17,6 +17,7 @@ from .copy_moving import CopyMoving
 from .copying import Copying
 from .sessions import OpenSession
 from .sharing import Sharing
+from .undoing import undone_unless_done
 
 FREE_SHARE = 4  # of a pool: when less than a quarter of it is free, cached blocks will be evicted soon
 SPILLED_AT_ONCE = 256  # blocks; some ten milliseconds between two jobs that somebody waits for
@@ -72,11 +73,8 @@ class Caching:
         spill = self._device.begin_spill(name, SPILLED_AT_ONCE)
         if spill is None:
             return False
-        try:
+        with undone_unless_done(lambda _: self._device.abort_spill(spill.spill_id)):
             checksums = await self._copying.stow(name, spill.blocks, spill.slots)
-        except KvdError:
-            self._device.abort_spill(spill.spill_id)
-            raise
         return self._device.finish_spill(spill.spill_id, checksums.tolist()) > 0
 
     async def promoted(
@@ -118,13 +116,10 @@ class Caching:
             return True
 
     async def _fetch(self, promotion: Promotion) -> None:
-        try:
+        with undone_unless_done(lambda _: self._device.abort_promotion(promotion.promotion_id)):
             damaged = await self._copying.fetch(
                 promotion.pool, promotion.slots, promotion.blocks, promotion.checksums
             )
-        except KvdError:
-            self._device.abort_promotion(promotion.promotion_id)
-            raise
         self._device.finish_promotion(promotion.promotion_id, damaged)
 
 

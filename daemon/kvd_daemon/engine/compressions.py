@@ -28,6 +28,7 @@ from .kernel_jobs import ROPE_STYLES, Given, GivenQueries, compress_job, observe
 from .revocations import Revocations
 from .sessions import OpenSession
 from .spilling import Spilling
+from .undoing import undone_unless_done
 
 LSE_BYTES = 4  # float32
 RETRY_AFTER_NS = 500_000_000  # ns; until another kernel worker is there
@@ -104,35 +105,33 @@ class Compressions:
 
     async def press(self, lease_id: int, policy: Policy) -> None:
         """Prune a resting lease. Raises what Device.begin_press does, and as `compress` does."""
-        with self._device.batch():
-            plan = self._device.begin_press(lease_id, policy)
+        plan = self._device.begin_press(lease_id, policy)
         if isinstance(plan, CompressPlan):
-            done = await self._carry_out(plan, Given())
-            with self._device.batch():
+            with self._revocations.after_job():
+                done = await self._carry_out(plan, Given())
                 self._finish(plan, done)
 
     async def _stow(self, plan: CompressPlan) -> Checksums:
         """The checkpoint, before anything moves."""
-        try:
+        with undone_unless_done(lambda _: self._device.abort_compress(plan.lease.lease_id, lost=False)):
             return await self._copying.stow(plan.lease.pool, plan.source, plan.slots)
-        except KvdError:
-            self._device.abort_compress(plan.lease.lease_id, lost=False)
-            raise
 
     async def _carry_out(self, plan: CompressPlan, given: Given, checksums: Checksums = NO_CHECKSUMS) -> Done:
         lease_id = plan.lease.lease_id
-        try:
-            return await self._kernel.perform(compress_job(self._device, plan, given))
-        except KernelDiedError as death:
-            lost = death.moved and plan.in_place
+
+        def undo(failure: BaseException) -> None:
+            lost = plan.in_place and _may_have_moved(failure)
             self._device.abort_compress(lease_id, lost, checksums.tolist() if lost else ())
             if lost and checksums.size:
                 self._spilling.parked(lease_id, is_checkpoint=False)
-                raise _suspended(lease_id) from death
-            raise _kernel_died(lease_id, lost) from death
-        except KvdError:
-            self._device.abort_compress(lease_id, lost=False)
-            raise
+
+        try:
+            with undone_unless_done(undo):
+                return await self._kernel.perform(compress_job(self._device, plan, given))
+        except KernelDiedError as death:
+            lost = plan.in_place and death.moved
+            suspended = lost and checksums.size
+            raise (_suspended(lease_id) if suspended else _kernel_died(lease_id, lost)) from death
 
     def _finish(self, plan: CompressPlan, done: Done, checksums: Checksums = NO_CHECKSUMS) -> Compressed:
         lease_id = plan.lease.lease_id
@@ -161,14 +160,15 @@ class Compressions:
 
     async def _carry_out_observe(self, lease: Lease, queries: GivenQueries) -> None:
         lease_id = lease.lease_id
+
+        def undo(failure: BaseException) -> None:
+            self._device.abort_compress(lease_id, lost=_may_have_moved(failure))
+
         try:
-            await self._kernel.perform(observe_job(self._device, lease, queries))
+            with undone_unless_done(undo):
+                await self._kernel.perform(observe_job(self._device, lease, queries))
         except KernelDiedError as death:
-            self._device.abort_compress(lease_id, lost=death.moved)
             raise _scores_lost(lease_id) if death.moved else _kernel_died(lease_id, lost=False) from death
-        except KvdError:
-            self._device.abort_compress(lease_id, lost=False)
-            raise
 
     def _check(self, lease_id: int, given: Given) -> None:
         """Raises InvalidArgumentError for what the core cannot see: bytes, dtypes, styles."""
@@ -200,6 +200,13 @@ class Compressions:
                 f"queries of {wanted} bytes in a scratch lease of {there} bytes; lease "
                 f"{-(-wanted // spec.block_bytes)} blocks for them"
             )
+
+
+def _may_have_moved(failure: BaseException) -> bool:
+    """Whether bytes of the lease may have changed, when that broke its job off."""
+    if isinstance(failure, KernelDiedError):
+        return failure.moved
+    return not isinstance(failure, KvdError)  # which tells that the worker did nothing
 
 
 def _kernel_died(lease_id: int, lost: bool) -> KvdError:

@@ -163,9 +163,12 @@ class Engine:
         return task
 
     def _spawned_ended(self, task: "asyncio.Task[Any]") -> None:
+        """Its awaiter has the error, if there still is one; of a bug everybody shall know."""
         self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # its awaiter has it, if there still is one
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, KvdError):
+            LOG.error("%s ends with a bug", task, exc_info=error)
+            self.health.find(f"a bug ended background work ({error!r}); the daemon's log has the details")
 
     def called(self) -> None:
         """A call arrives: invariants are checked when there is time."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from kvd.errors import KernelWorkerUnavailableError, KvdError
+from kvd.errors import KernelWorkerUnavailableError
 from kvd_daemon.core import Change, Extended, Granted, Lease, LeaseWish, Progress, runs_of
 from kvd_daemon.core.lease import Scrubbing
 from kvd_daemon.journal import RecordingDevice
@@ -16,6 +16,7 @@ from kvd_daemon.kernel.messages import Scrub
 from .admission import Admission, Asker
 from .revocations import Revocations
 from .sessions import OpenSession
+from .undoing import undone_unless_done
 
 SCRUB_ATTEMPTS = 3  # kernel workers that may die over one scrub before the call is undone
 
@@ -79,12 +80,9 @@ class Leases:
         """
         lease_ids = [lease.lease_id for lease in leases]
         with self._revocations.after_job():
-            try:
+            with undone_unless_done(lambda _: self._device.scrub_failed(lease_ids)):
                 for lease in leases:
                     await self._scrub_lease(lease)
-            except KvdError:
-                self._device.scrub_failed(lease_ids)
-                raise
             with self._device.batch():
                 self._device.scrubbed(lease_ids)
                 return conclude()

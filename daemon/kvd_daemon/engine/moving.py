@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from kvd.errors import KernelWorkerUnavailableError, KvdError
+from kvd.errors import DeviceUnavailableError, KernelWorkerUnavailableError, KvdError
 from kvd_daemon.core import Tier
 from kvd_daemon.core.parked import CopyMove, Move
 from kvd_daemon.core.tiers import content_bytes, slot_bytes
@@ -12,6 +12,7 @@ from kvd_daemon.kernel.client import KernelClient, KernelDiedError
 from kvd_daemon.kernel.messages import CopySlots
 
 from .arenas import Arenas
+from .undoing import undone_unless_done
 
 
 class Moving:
@@ -38,22 +39,24 @@ class Moving:
         return self._disk is not None
 
     async def moved(self, move: Move | CopyMove) -> bool:
-        """Whether nothing was lost. Raises KernelWorkerUnavailableError; then all is where it was."""
+        """Whether nothing was lost.
+
+        Raises KernelWorkerUnavailableError, DeviceUnavailableError; then all is where it was.
+        """
         assert self._disk is not None, "there is a disk worker"
-        pool, origin = self._device.pools[move.pool], move.origin
+        pool, origin = self._device.pools.get(move.pool), move.origin
+        if pool is None:
+            raise DeviceUnavailableError(f"pool {move.pool} was dropped meanwhile, and its moves with it")
         sizes = slot_bytes(pool.spec), content_bytes(pool.spec)
         job = CopySlots(*sizes, origin.slots, move.slots, origin.checksums)
-        try:
+        with undone_unless_done(lambda _: self._device.abort_move(move.move_id)):
             if move.tier is Tier.HOST:
                 await self._arenas[Tier.HOST].punched()
             with self._arenas[origin.tier].lent(pool) as source, self._arenas[move.tier].lent(pool) as target:
-                done = await self._disk.perform(job, fds=[source, target])
-        except KernelDiedError as death:
-            self._device.abort_move(move.move_id)
-            raise KernelWorkerUnavailableError("the disk worker died; retry in a second") from death
-        except KvdError:
-            self._device.abort_move(move.move_id)
-            raise
+                try:
+                    done = await self._disk.perform(job, fds=[source, target])
+                except KernelDiedError as death:
+                    raise KernelWorkerUnavailableError("the disk worker died; retry in a second") from death
         return self._device.finish_move(move.move_id, done.damaged.tolist())
 
     async def left(self, move: Move | CopyMove) -> None:

@@ -4,17 +4,17 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvd.errors import CheckpointLostError, KvdError, LeaseLostError
-from kvd_daemon.core import Fetched, FetchPlan, Lease, Pool, Progress, StowPlan, Tier
+from kvd.errors import CheckpointLostError, LeaseLostError
+from kvd_daemon.core import Fetched, FetchPlan, Lease, Pool, Progress, Tier
 from kvd_daemon.core.tiers import Arena, slot_bytes
 from kvd_daemon.journal import RecordingDevice
-from kvd_daemon.kernel.messages import Checksums
 
 from .admission import Admission, Asker
 from .copying import Copying
 from .revocations import Revocations
 from .sessions import OpenSession
 from .spilling import Spilling
+from .undoing import undone_unless_done
 
 Answer = TypeVar("Answer")
 
@@ -67,18 +67,12 @@ class Parking:
         await self._spilling.room_for(opened.session_id, progress.lease_id)
         plan = self._device.begin_suspend(opened.session_id, progress, time.monotonic_ns())
         with self._revocations.after_job():
-            checksums = await self._stow(plan)
+            with undone_unless_done(lambda _: self._device.abort_suspend(plan.lease.lease_id)):
+                checksums = await self._copying.stow(plan.lease.pool, plan.source, plan.slots)
             with self._device.batch():
                 suspended = self._device.finish_suspend(plan.lease.lease_id, checksums.tolist())
                 self._spilling.parked(suspended.lease_id, is_checkpoint=False)
                 return conclude(suspended)
-
-    async def _stow(self, plan: StowPlan) -> Checksums:
-        try:
-            return await self._copying.stow(plan.lease.pool, plan.source, plan.slots)
-        except KvdError:
-            self._device.abort_suspend(plan.lease.lease_id)
-            raise
 
     def resume(self, asker: Asker, lease_id: int, generation: int) -> FetchPlan:
         """Raises what Device.begin_resume does, also where others come first."""
@@ -108,22 +102,22 @@ class Parking:
         Raises KernelWorkerUnavailableError (it is as before), LeaseLostError, CheckpointLostError.
         """
         with self._revocations.after_job():
-            await self._fetch(plan)
+            with undone_unless_done(lambda failure: self._not_fetched(plan, failure)):
+                await self._fetch(plan)
             with self._device.batch():
                 return conclude(self._device.finish_fetch(plan.lease.lease_id))
 
     async def _fetch(self, plan: FetchPlan) -> None:
         lease, parked = plan.lease, plan.parked
-        restores = lease.checkpoint is parked
-        try:
-            damaged = await self._copying.fetch(lease.pool, parked.slots, plan.destination, parked.checksums)
-        except KvdError:
-            self._device.abort_fetch(lease.lease_id, lost=False)
-            raise
+        damaged = await self._copying.fetch(lease.pool, parked.slots, plan.destination, parked.checksums)
         if damaged:
-            self._device.abort_fetch(lease.lease_id, lost=True)
             blocks = f"{len(damaged)} of {parked.slots.size} blocks"
-            raise _checkpoint_lost(lease, blocks) if restores else _lease_lost(lease, blocks)
+            is_checkpoint = lease.checkpoint is parked
+            raise _checkpoint_lost(lease, blocks) if is_checkpoint else _lease_lost(lease, blocks)
+
+    def _not_fetched(self, plan: FetchPlan, failure: BaseException) -> None:
+        lost = isinstance(failure, LeaseLostError | CheckpointLostError)
+        self._device.abort_fetch(plan.lease.lease_id, lost)
 
 
 def _lease_lost(lease: Lease, blocks: str) -> LeaseLostError:

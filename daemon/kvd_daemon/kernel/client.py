@@ -5,6 +5,7 @@ call): it is killed and replaced like one that died. All that is lost is the job
 """
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import logging
@@ -119,7 +120,8 @@ class KernelClient:
         """The job's result. The descriptors that come with it stay the caller's, and open until then.
 
         Raises InvalidArgumentError if the kernels refuse its input, KernelWorkerUnavailableError if it
-        was not begun, KernelDiedError if the worker died with it.
+        was not begun, KernelDiedError if the worker died with it. Whatever it raises, also when it is
+        cancelled: no worker has the job any more.
         """
         if self._failures >= PATIENT_FAILURES:
             raise _unavailable(self._keeps_dying)
@@ -127,7 +129,20 @@ class KernelClient:
             raise _unavailable(RESTS)
         if len(self._waiting) >= MAX_QUEUED_JOBS:
             raise _unavailable(f"{MAX_QUEUED_JOBS} jobs wait for the {self._command.name}")
-        return await self._enqueue(request, priority, fds)
+        answer = self._enqueue(request, priority, fds)
+        try:
+            await asyncio.wait([answer])
+        finally:
+            await self._let_go(answer)
+        return answer.result()
+
+    async def _let_go(self, answer: "asyncio.Future[m.Done]") -> None:
+        """Nobody wants it (any more): it is not begun, or it ends."""
+        if self._running is None or self._running.answer is not answer:
+            answer.cancel()
+        while not answer.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([answer])
 
     async def rest(self, patience_s: float) -> None:
         """Begin no job any more; returns when the one in work has ended, or after that time."""
