@@ -198,6 +198,49 @@ def test_a_disk_that_stands_still_holds_up_only_who_waits_for_it(
         lease.release()
 
 
+def under_way(pool: kvd_client.Pool, daemon: Daemon) -> list[tuple[kvd_client.Lease, Contents]]:
+    """As `suspended`, four of them; the first one is on its way to a disk that stands still."""
+    leases = suspended(pool, 4)
+    eventually(lambda: daemon.status().disk_tier_used_bytes > 0, "the oldest begins to leave")
+    return leases
+
+
+def test_what_is_on_its_way_to_disk_is_resumed_at_once(
+    pool: kvd_client.Pool, spilling_kvd: RunningKvd, daemon: Daemon
+) -> None:
+    for lease, _ in suspended(pool, 5):  # until the disk worker serves
+        lease.release()
+    for _ in range(4):
+        with stopped(disk_worker(spilling_kvd)):
+            leases = under_way(pool, daemon)
+            leases[0][0].resume(timeout=PATIENCE_S)
+            assert_same(*leases[0])
+            leases[0][0].suspend(timeout=PATIENCE_S)  # into the slots that the disk worker still reads
+        for lease, before in leases:
+            lease.resume(timeout=PATIENCE_S)
+            assert_same(lease, before)
+            lease.release()
+
+
+def test_what_is_on_its_way_to_disk_stays_for_who_waits_for_blocks(
+    pool: kvd_client.Pool, spilling_kvd: RunningKvd, daemon: Daemon
+) -> None:
+    for lease, _ in suspended(pool, 5):
+        lease.release()
+    newest, other = pool.lease(), pool.lease(tokens=80 * pool.spec.block_size)
+    with ThreadPoolExecutor(1) as threads:
+        with stopped(disk_worker(spilling_kvd)):
+            leases = under_way(pool, daemon)
+            prefill(newest, TOKENS, seed=4)
+            waits = threads.submit(leases[0][0].resume, wait=PATIENCE_S, timeout=PATIENCE_S)
+            eventually(lambda: daemon.pool_status("pool").waiting_calls == 1, "it waits for blocks")
+        newest.suspend(timeout=PATIENCE_S)  # the disk worker has done what it was asked for, and more
+        waits.result(PATIENCE_S)
+    assert_same(*leases[0])
+    for lease in [newest, other, *(lease for lease, _ in leases)]:
+        lease.release()
+
+
 def test_a_disk_worker_that_dies_is_replaced_and_the_log_calls_it_so(
     pool: kvd_client.Pool, spilling_kvd: RunningKvd
 ) -> None:
