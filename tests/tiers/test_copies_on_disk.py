@@ -5,6 +5,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 from tests.client.daemon import Daemon
 from tests.running_kvd import PATIENCE_S, RunningKvd, eventually, running_kvd
@@ -12,7 +13,7 @@ from tests.running_kvd import PATIENCE_S, RunningKvd, eventually, running_kvd
 import kvd_client
 from kvd_daemon.core.tiers import slot_bytes
 
-from .contents import assert_same, flip_byte, prefill, spec
+from .contents import Contents, assert_same, flip_byte, prefill, spec
 from .disks import disk_file, disk_worker, slot_files, stopped
 from .prompts import BLOCK, BLOCKS, PROMPT, assert_begins, evict, prompt, sealed
 
@@ -54,7 +55,7 @@ def used_bytes(daemon: Daemon) -> int:
     return status.host_tier_used_bytes + status.disk_tier_used_bytes
 
 
-def assert_found(pool: kvd_client.Pool, before: list, seed: int = 0) -> None:
+def assert_found(pool: kvd_client.Pool, before: Contents, seed: int = 0) -> None:
     """All of the prompt, as it was."""
     with pool.lease(prompt=prompt(seed)) as lease:
         assert lease.prefix_tokens == WHOLE
@@ -171,3 +172,84 @@ def test_what_a_disk_does_not_give_in_time_is_a_miss(
             assert_begins(lease, before)
             assert lease.prefix_tokens < WHOLE
     assert_found(pool, before)
+
+
+def test_a_disk_worker_that_dies_over_leaving_copies_loses_none(
+    pool: kvd_client.Pool, daemon: Daemon, spilling_kvd: RunningKvd
+) -> None:
+    before = sealed(pool)
+    worker = disk_worker(spilling_kvd)
+    worker.suspend()
+    with pool.lease(tokens=34 * BLOCK):
+        eventually(lambda: daemon.status().disk_tier_used_bytes > 0, "copies begin to leave")
+        worker.kill()
+        eventually(lambda: daemon.pool_status("pool").blocks_copied == 20, "copies of all blocks")
+    evict(pool, daemon)
+    assert_found(pool, before)
+    eventually(lambda: daemon.status().health_detail == "", "a disk that takes copies again")
+
+
+def test_a_full_disk_is_told_and_nobody_gets_an_error(
+    pool: kvd_client.Pool, daemon: Daemon, spilling_kvd: RunningKvd
+) -> None:
+    worker = disk_worker(spilling_kvd)
+    worker.rlimit(psutil.RLIMIT_FSIZE, (5 * slot_bytes(pool.spec), -1))
+    before = sealed(pool)
+    evict(pool, daemon, copies=10)
+    eventually(lambda: "nothing goes to disk" in daemon.status().health_detail, "the trouble is told")
+    assert daemon.status().health == "serving"
+    with pool.lease(prompt=PROMPT) as lease:
+        assert_begins(lease, before)
+    worker.rlimit(psutil.RLIMIT_FSIZE, (-1, -1))
+    other = sealed(pool, seed=1)
+    evict(pool, daemon, copies=30)
+    eventually(lambda: daemon.status().health_detail == "", "a disk that takes copies again")
+    assert_found(pool, other, seed=1)
+
+
+def suspended(pool: kvd_client.Pool) -> list[tuple[kvd_client.Lease, Contents]]:
+    """As many leases of four blocks as the tiers hold."""
+    made: list[tuple[kvd_client.Lease, Contents]] = []
+    while True:
+        lease = pool.lease()
+        before = prefill(lease, 4 * BLOCK, seed=len(made))
+        try:
+            lease.suspend(timeout=PATIENCE_S)
+        except kvd_client.TierFullError:
+            lease.release()
+            return made
+        made.append((lease, before))
+
+
+def resume(leases: list[tuple[kvd_client.Lease, Contents]]) -> None:
+    for lease, before in leases:
+        lease.resume(timeout=PATIENCE_S)
+        assert_same(lease, before)
+        lease.release()
+
+
+def test_copies_make_room_for_what_leases_park_in_both_tiers(pool: kvd_client.Pool, daemon: Daemon) -> None:
+    without_copies = suspended(pool)
+    resume(without_copies)
+    before = sealed(pool)
+    evict(pool, daemon)
+    leases = suspended(pool)
+    assert len(leases) == len(without_copies)
+    resume(leases)
+    with pool.lease(prompt=PROMPT) as lease:
+        assert_begins(lease, before)
+
+
+def test_copies_make_room_for_what_leases_park_where_the_file_system_has_none(
+    pool: kvd_client.Pool, daemon: Daemon, spilling_kvd: RunningKvd
+) -> None:
+    sealed(pool)
+    evict(pool, daemon)
+    copies = daemon.pool_status("pool").blocks_copied_on_disk
+    worker, size = disk_worker(spilling_kvd), slot_bytes(pool.spec)
+    worker.rlimit(psutil.RLIMIT_FSIZE, (copies * size, -1))
+    leases = suspended(pool)
+    assert len(leases) > 2, "host memory has room for two"
+    assert daemon.pool_status("pool").blocks_copied_on_disk < copies
+    resume(leases)
+    worker.rlimit(psutil.RLIMIT_FSIZE, (-1, -1))
