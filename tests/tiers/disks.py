@@ -36,11 +36,17 @@ def slot_files(kvd: RunningKvd) -> list[Path]:
 
 
 @contextlib.contextmanager
-def stopped(process: psutil.Process) -> Iterator[None]:
+def stopped(process: psutil.Process) -> Iterator[psutil.Process]:
     """The daemon takes one that is stopped over a job for longer than two seconds to hang, and kills it."""
     process.suspend()
     try:
-        yield
+        yield process
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()
+
+
+def kill(process: psutil.Process) -> None:
+    """Unless the daemon has, as of `stopped`."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
