@@ -101,6 +101,7 @@ class Actions:
             self.grow: 8,
             self.prune: 4,
             self.restore: 2,
+            self.forget: 1,
             self.share: 2,
             self.trim: 1,
             self.look: 2,
@@ -172,7 +173,11 @@ class Actions:
         queries = np.random.default_rng(self._random.randrange(1 << 30)).normal(size=shape)
         parks = self._random.random() < 0.4
         given = queries.astype(np.float32) if policy.needs_queries else None
-        report = lease.compress(policy if wanted else None, queries=given, park=parks)
+        try:
+            report = lease.compress(policy if wanted else None, queries=given, park=parks)
+        except LeaseSuspendedError:  # the kernel worker died with it; what was parked is whole
+            sequence.where = "suspended"
+            return
         sequence.has_checkpoint |= parks and not report.unchanged
 
     def share(self, sequence: Sequence) -> None:
@@ -262,6 +267,11 @@ class Actions:
             sequence.lease.restore()
             sequence.has_checkpoint = False
             self.look(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """What it was before the compression is wanted no more."""
+        sequence.lease.drop_checkpoint()
+        sequence.has_checkpoint = False
 
     # For whoever audits.
 
