@@ -10,7 +10,7 @@ import heapq
 import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -32,6 +32,7 @@ MAX_BACKOFF_S = 5.0  # between starts of a worker that keeps dying
 PATIENT_FAILURES = 3  # workers in a row that may die without an answer before jobs are refused at once
 RETRY_AFTER_NS = 500_000_000  # ns; a worker starts within a second or three, unless it has to compile
 RESTS = "the daemon makes room for the next one"
+DROPPED = "the pool was dropped"
 LOG = logging.getLogger("kvd.kernel")
 
 
@@ -59,6 +60,7 @@ class _Job:
     request: m.Request = field(compare=False)
     fds: Sequence[int] = field(compare=False)
     answer: "asyncio.Future[m.Done]" = field(compare=False)
+    spec: KVSpec | None = field(compare=False)  # its pool's, which may be dropped before it ends
     moved: bool = field(compare=False, default=False)
 
 
@@ -105,13 +107,13 @@ class KernelClient:
             self._enqueue(request, Priority.PLACES, fds)
 
     def unmap_pool(self, pool_id: str) -> None:
-        """The caller may close the descriptors then: a mapping that still waits for its turn is forgotten."""
+        """The caller may close the descriptors then. What waits for its turn with that pool is refused."""
         del self._pools[pool_id]
-        for job in self._waiting:
-            if isinstance(job.request, m.MapPool) and job.request.pool_id == pool_id:
-                job.answer.cancel()
-                return
-        if self._serving:
+        of_it = [job for job in self._waiting if _pool_of(job.request) == pool_id]
+        self._waiting = [job for job in self._waiting if _pool_of(job.request) != pool_id]
+        heapq.heapify(self._waiting)
+        _refuse(of_it, DROPPED)
+        if self._serving and not any(isinstance(job.request, m.MapPool) for job in of_it):
             self._enqueue(m.UnmapPool(pool_id), Priority.PLACES)
 
     async def perform(
@@ -127,6 +129,8 @@ class KernelClient:
             raise _unavailable(self._keeps_dying)
         if self._resting:
             raise _unavailable(RESTS)
+        if (pool_id := _pool_of(request)) and pool_id not in self._pools:
+            raise _unavailable(DROPPED)
         if len(self._waiting) >= MAX_QUEUED_JOBS:
             raise _unavailable(f"{MAX_QUEUED_JOBS} jobs wait for the {self._command.name}")
         answer = self._enqueue(request, priority, fds)
@@ -212,9 +216,7 @@ class KernelClient:
         if self._running is None:
             return START_S, "its start"
         request = self._running.request
-        mapped = self._pools.get(getattr(request, "pool_id", ""))
-        spec = None if mapped is None else KVSpec(**mapped[0].spec)
-        return silence_s(request, spec), f"a {type(request).__name__}"
+        return silence_s(request, self._running.spec), f"a {type(request).__name__}"
 
     def _ping(self) -> None:
         if (self.age_s or 0.0) >= PING_INTERVAL_S:
@@ -229,7 +231,9 @@ class KernelClient:
         self, request: m.Request, priority: Priority, fds: Sequence[int] = ()
     ) -> "asyncio.Future[m.Done]":
         answer: asyncio.Future[m.Done] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, _Job(priority, next(self._numbers), request, fds, answer))
+        mapped = self._pools.get(_pool_of(request))
+        spec = None if mapped is None else KVSpec(**mapped[0].spec)
+        heapq.heappush(self._waiting, _Job(priority, next(self._numbers), request, fds, answer, spec))
         self._begin_next()
         return answer
 
@@ -295,10 +299,19 @@ class KernelClient:
 
     def _refuse_waiting(self, why: str) -> None:
         refused, self._waiting = self._waiting, []
-        for job in refused:
-            if not job.answer.done():
-                job.answer.set_exception(_unavailable(why))
-                job.answer.exception()  # mappings are awaited by nobody
+        _refuse(refused, why)
+
+
+def _pool_of(request: m.Request) -> str:
+    """The id of the pool that it is about; empty if it is about none."""
+    return getattr(request, "pool_id", "")
+
+
+def _refuse(jobs: Iterable[_Job], why: str) -> None:
+    for job in jobs:
+        if not job.answer.done():
+            job.answer.set_exception(_unavailable(why))
+            job.answer.exception()  # mappings are awaited by nobody
 
 
 def _unavailable(why: str) -> KernelWorkerUnavailableError:
