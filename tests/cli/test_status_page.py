@@ -62,6 +62,15 @@ def shown(message: pb.GetStatusResponse, screen: Screen) -> str:
     return "\n".join(page([records.device_record(message)], pools, screen))
 
 
+def test_tiers_are_on_the_page_where_there_are_some() -> None:
+    message = status()
+    assert "tier" not in shown(message, Screen())
+    message.host_tier_bytes, message.host_tier_used_bytes = 4 << 30, 1 << 30
+    assert "  1 GiB of 4 GiB in the host tier\n" in shown(message, Screen())
+    message.disk_tier_bytes = 64 << 30
+    assert "  1 GiB of 4 GiB in the host tier, 0 B of 64 GiB in the disk tier\n" in shown(message, Screen())
+
+
 def test_the_header_says_whether_the_device_serves_and_how_full_it_is() -> None:
     text = shown(status(), Screen())
     assert text.startswith("host0  serving  256 MiB of 1 GiB in pools (25.0 %), 2 sessions, up 3h")

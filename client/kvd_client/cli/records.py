@@ -62,6 +62,7 @@ _LEASE_FIELDS = (
     "to_session",
 )
 _PIN_FIELDS = ("pin_id", "pool", "tenant", "session_id", "blocks")
+_TIER_BYTES = ("host_tier_bytes", "host_tier_used_bytes", "disk_tier_bytes", "disk_tier_used_bytes")
 _RECOVERY_COUNTS = ("records", "sessions", "leases", "lost_leases", "lost_pools")
 _SESSION_FIELDS = ("session_id", "client_name", "tenant", "pid", "uid", "state", "leases", "blocks")
 
@@ -103,6 +104,7 @@ def device_record(status: pb.GetStatusResponse) -> Record:
         "sessions": status.sessions,
         "memory_bytes": status.memory_bytes,
         "memory_used_bytes": status.memory_used_bytes,
+        **{name: getattr(status, name) for name in _TIER_BYTES},
     }
 
 

@@ -60,8 +60,20 @@ def _device_lines(device: Record, screen: Screen) -> list[str]:
     fits = len(f"{device['device']}  {device['health']}  {facts}") <= _width(screen)
     first = [f"{head}  {facts}"] if fits else [head, *_small(facts, screen)]
     identity = f"{device['kind']}, pid {device['pid']}, kvd {device['version']}, epoch {device['epoch']}"
-    small_print = [line for text in (identity, *_probes(device)) for line in _small(text, screen, "dim")]
+    small_print = [
+        line for text in (*_tiers(device), identity, *_probes(device)) for line in _small(text, screen, "dim")
+    ]
     return [*first, *detail, *_recovery_lines(device, screen), *small_print]
+
+
+def _tiers(device: Record) -> list[str]:
+    """Where leases and prefixes go that leave the pools, if there is such a place."""
+    words = []
+    for tier in ("host", "disk"):
+        used, total = device[f"{tier}_tier_used_bytes"], device[f"{tier}_tier_bytes"]
+        if total:
+            words.append(f"{show_bytes(used)} of {show_bytes(total)} in the {tier} tier")
+    return [", ".join(words)] if words else []
 
 
 def _recovery_lines(device: Record, screen: Screen) -> list[str]:
