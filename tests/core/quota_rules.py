@@ -23,6 +23,7 @@ class Shortage:
     ordinary: int = 0
     scratch: int = 0
     woken: int = 0
+    returned: int = 0
 
     @property
     def error(self) -> Refusal:
@@ -34,7 +35,7 @@ class Shortage:
         limit = self.world.quotas.get(self.tenant, self.world.default_quota).max_blocks
         if self.ordinary == self.woken == 0:
             limit += self.world.pools[self.pool].reserve
-        taken = self.ordinary + self.scratch + self.woken
+        taken = self.ordinary + self.scratch + self.woken - self.returned
         held = sum(len(self.world.held(name, self.tenant)) for name in self.world.pools)
         return taken > 0 and held + taken > limit
 

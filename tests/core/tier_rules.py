@@ -148,11 +148,18 @@ class TierRules(Driver):
             error = e.InvalidArgumentError
         if error is None and lease.checkpoint[0][0] is Tier.DISK:
             error = e.LeaseBusyError
-        error = error or Shortage(self.world, lease.tenant, lease.pool, len(lease.checkpoint)).error
+        error = error or self.restore_refusal(lease)
         plan = self.ask(error, lambda: self.device.begin_restore(session, progress, self.world.now))
         if plan is not None:
             self.world.learn(lease)
             self.begin_fetch(lease, plan, lease.checkpoint)
+
+    def restore_refusal(self, lease: WorldLease) -> Refusal:
+        """What it has alone comes back to its tenant."""
+        holders = self.world.holders(lease.pool)
+        alone = sum(len(holders.get(block, ())) <= 1 for block in lease.table)
+        wanted = len(lease.checkpoint)
+        return Shortage(self.world, lease.tenant, lease.pool, wanted, returned=alone).error
 
     @precondition(lambda self: any(lease.checkpoint for lease in self.world.leases.values()))
     @rule(chance=anything)

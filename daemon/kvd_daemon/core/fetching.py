@@ -5,6 +5,8 @@ blocks for those. Until the copy is done the lease is as it was, and so it stays
 Slots whose bytes are damaged lose the suspended lease, or the checkpoint: nobody ever gets those bytes.
 """
 
+import numpy as np
+
 from kvd.errors import InvalidArgumentError, LeaseBusyError, StaleGenerationError
 
 from . import quotas
@@ -37,9 +39,11 @@ def suspended(registry: Registry, session: Session, lease_id: int, generation: i
 
 
 def needs_of(registry: Registry, lease: Lease, parked: Parked | None) -> list[tuple[Pool, Need]]:
-    """What fetching that would take."""
+    """What fetching that would take; the lease gives back the blocks that it has alone."""
     assert parked is not None, "there is what would be fetched"
-    return [(registry.pool_of(lease), Need(ordinary=parked.slots.size))]
+    pool = registry.pool_of(lease)
+    shared = int(np.count_nonzero(pool.blocks.holders[lease.sealed] > 1)) if lease.sealed_blocks else 0
+    return [(pool, Need(ordinary=parked.slots.size, returned=len(lease.blocks) - shared))]
 
 
 def begin_resume(registry: Registry, session: Session, lease_id: int, generation: int) -> FetchPlan:
@@ -82,7 +86,7 @@ def _require(registry: Registry, session: Session, lease: Lease, parked: Parked)
     """Raises LeaseBusyError, or that there is no room."""
     if parked.tier is not Tier.HOST:
         raise LeaseBusyError(f"what is parked of lease {lease.lease_id} is on disk; ask again")
-    quotas.require(registry, session.tenant, [(registry.pool_of(lease), Need(ordinary=parked.slots.size))])
+    quotas.require(registry, session.tenant, needs_of(registry, lease, parked))
 
 
 def _begin(registry: Registry, lease: Lease, parked: Parked, restores: bool) -> FetchPlan:

@@ -44,12 +44,15 @@ class Quota:
 class Need(NamedTuple):
     """Blocks a call wants: for ordinary leases, for scratch leases, and cached ones it wakes up.
 
+    `returned`: those its tenant gives back for them, once it has them.
+
     Waking leaves the pool's scratch reserve alone, as ordinary leases do: what is woken nobody can evict.
     """
 
     ordinary: int = 0
     scratch: int = 0
     woken: int = 0
+    returned: int = 0
 
     @property
     def granted(self) -> int:
@@ -58,7 +61,7 @@ class Need(NamedTuple):
 
     @property
     def taken(self) -> int:
-        """Blocks that the tenant will hold more than before."""
+        """Blocks that the tenant will hold more than before, but for `returned`."""
         return self.ordinary + self.scratch + self.woken
 
 
@@ -171,9 +174,9 @@ def set_quotas(registry: "Registry", own: Mapping[str, Quota], default: Quota) -
 def require(registry: "Registry", tenant: str, needs: "Sequence[tuple[Pool, Need]]") -> None:
     """Raises QuotaExceededError or PoolExhaustedError if `needs` do not fit now, all of them."""
     index, quotas = registry.tenants[tenant], registry.quotas
-    taken = sum([need.ordinary + need.scratch + need.woken for _, need in needs])
+    taken = sum([need.ordinary + need.scratch + need.woken - need.returned for _, need in needs])
     beyond = quotas.held.get(index, 0) + taken - quotas.of(index).max_blocks
-    if beyond > 0 and taken and not _fits_reserves(needs, beyond):
+    if beyond > 0 and taken > 0 and not _fits_reserves(needs, beyond):
         raise quota_exceeded(quotas, registry.tenants, tenant, needs)
     for pool, need in needs:
         require_room(pool, index, need)
@@ -204,8 +207,9 @@ def _reserve(pool: "Pool", need: Need) -> int:
 def quota_exceeded(
     quotas: Quotas, tenants: Mapping[str, int], tenant: str, needs: "Sequence[tuple[Pool, Need]]"
 ) -> QuotaExceededError:
-    """That `tenant` may not have `needs` now, in numbers."""
-    limit, held = quotas.of(tenants[tenant]).max_blocks, quotas.held.get(tenants[tenant], 0)
+    """That `tenant` may not have `needs` now, in numbers; what it gives back for them it does not hold."""
+    returned = sum(need.returned for _, need in needs)
+    limit, held = quotas.of(tenants[tenant]).max_blocks, quotas.held.get(tenants[tenant], 0) - returned
     wanted = sum(need.taken for _, need in needs)
     return QuotaExceededError(
         f"{wanted} blocks wanted by tenant {tenant}, which may hold {limit} and holds {held}",
@@ -214,20 +218,27 @@ def quota_exceeded(
         held_blocks=held,
         max_blocks=limit,
         pool=",".join(pool.name for pool, _ in needs),
+        **_own(returned),
     )
 
 
 def pool_exhausted(pool: "Pool", tenant: int, need: Need) -> PoolExhaustedError:
-    """That `tenant` cannot have `need` of `pool` now, in numbers."""
+    """That `tenant` cannot have `need` of `pool` now, in numbers. What it gives back is there until then."""
     holdings, usable, reserve = pool.holdings, pool.usable, _reserve(pool, need)
     kept = holdings.kept_from(tenant)
     free = max(0, usable - kept - reserve, min(holdings.owed_to(tenant), usable))
-    whole = pool.blocks_total - 1 - reserve - holdings.promised_to_others(tenant)
+    whole = pool.blocks_total - 1 - reserve - holdings.promised_to_others(tenant) - need.returned
     return PoolExhaustedError(
         f"{need.taken} blocks wanted in pool {pool.name}, {free} free",
         wanted_blocks=need.taken,
         free_blocks=free,
-        pool_blocks=max(whole, holdings.promised_to(tenant)),
+        pool_blocks=max(whole, holdings.promised_to(tenant) - need.returned),
         kept_blocks=kept,
         pool=pool.name,
+        **_own(need.returned),
     )
+
+
+def _own(returned: int) -> dict[str, int]:
+    """An error's number of blocks that the lease itself has, if that matters."""
+    return {"own_blocks": returned} if returned else {}

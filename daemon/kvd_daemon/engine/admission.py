@@ -48,12 +48,14 @@ class Asker:
     growing: Sequence[int] = ()
     needs: Needs = ()
     wanted_blocks: int = 0
+    added_blocks: int = 0
     is_scratch: bool = False
 
     def wants(self, needs: Needs) -> None:
         """What it would take now; nothing is said of that before it is refused, or others wait."""
         self.needs = needs
         self.wanted_blocks = sum([need.taken for _, need in needs])
+        self.added_blocks = self.wanted_blocks - sum([need.returned for _, need in needs])
         self.is_scratch = all(need.taken == need.scratch for _, need in needs)
 
 
@@ -103,7 +105,7 @@ class Heads:
     def before(self, asker: Asker, tenant: int) -> list[tuple[Waiter, Needs]]:
         """Those in the way of `asker`, and what of its needs they are in the way of (none: its maximum)."""
         found: list[tuple[Waiter, Needs]] = []
-        if asker.tenant in self.tenants and asker.wanted_blocks and not asker.is_scratch:
+        if asker.tenant in self.tenants and asker.added_blocks > 0 and not asker.is_scratch:
             found.append((self.tenants[asker.tenant], ()))
         heads = self.scratch if asker.is_scratch else self.pools
         for pool, need in asker.needs:
@@ -198,7 +200,7 @@ class Admission:
         """Blocks that waiting calls want of what `error` says there is too little of."""
         if isinstance(error, PoolExhaustedError):
             return self.waiting_in(error.metadata["pool"])[1]
-        return sum(waiter.asker.wanted_blocks for waiter in self._line if waiter.asker.tenant == tenant)
+        return sum(waiter.asker.added_blocks for waiter in self._line if waiter.asker.tenant == tenant)
 
     def _passed(self, asker: Asker) -> list[Waiter]:
         """The waiting calls that `asker` may pass. Raises if it may not pass one of those in its way."""
@@ -301,7 +303,7 @@ class Admission:
     def _lacking(self, asker: Asker) -> list[Shortage]:
         index, quotas = self._device.tenants[asker.tenant], self._device.quotas
         lacking: list[Shortage] = []
-        beyond = quotas.held.get(index, 0) + asker.wanted_blocks - quotas.of(index).max_blocks
+        beyond = quotas.held.get(index, 0) + asker.added_blocks - quotas.of(index).max_blocks
         if beyond > 0 and not asker.is_scratch:
             lacking.append(Shortage(beyond))
         for pool, need in asker.needs:

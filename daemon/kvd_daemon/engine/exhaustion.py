@@ -89,6 +89,8 @@ def _pool_exhausted(facts: dict[str, str]) -> PoolExhaustedError:
     pool, wanted = facts["pool"], int(facts["wanted_blocks"])
     kept = int(facts["kept_blocks"])
     beside = f" beside {kept} that are guaranteed to other tenants" if kept else ""
+    if "own_blocks" in facts:
+        beside += f" beside {facts['own_blocks']} of the lease itself"
     if wanted > int(facts["pool_blocks"]):
         return PoolExhaustedError(
             f"{wanted} blocks wanted in pool {pool}, which has {facts['pool_blocks']} when empty{beside}; "
@@ -109,6 +111,8 @@ def _pool_exhausted(facts: dict[str, str]) -> PoolExhaustedError:
 def _quota_exceeded(facts: dict[str, str]) -> QuotaExceededError:
     wanted, held, limit = (int(facts[name]) for name in ("wanted_blocks", "held_blocks", "max_blocks"))
     where = f"{wanted} blocks wanted by tenant {facts['tenant']}, which may hold {limit} and holds {held}"
+    if "own_blocks" in facts:
+        where += f" beside {facts['own_blocks']} of the lease itself"
     if wanted > limit:
         return QuotaExceededError(
             f"{where}; lease fewer tokens, or have max_blocks of the tenant raised in kvd.toml",
