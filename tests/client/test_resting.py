@@ -1,12 +1,15 @@
 """Leases that rest give blocks to others, and those that do not are asked to."""
 
 import asyncio
+import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import psutil
 import pytest
 import torch
-from tests.running_kvd import eventually
+from tests.running_kvd import PATIENCE_S, RunningKvd, eventually
 
 import kvd_client
 import kvd_client.aio
@@ -78,6 +81,26 @@ def test_a_sealed_prompt_gives_what_it_can_once_others_have_made_room(pool: Pool
     with pool.lease(tokens=20 * 16, wait=30):
         assert plain.wake() == 8 * 16 - FLOOR
         assert sealed.wake() == len(prompt) - FLOOR
+
+
+def test_a_worker_is_told_of_a_revocation_while_its_lease_is_being_pruned(
+    client: kvd_client.Client, pool: Pool, daemon: Daemon, shared_kvd: RunningKvd
+) -> None:
+    lease = filled(pool)
+    lease.rest()
+    eventually(lambda: daemon.status().health == "serving", "a kernel worker")
+    worker = psutil.Process(shared_kvd.kernel_pid())
+    worker.suspend()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(lambda: pool.lease(tokens=16 * 16, wait=60).release())
+        eventually(lambda: daemon.lease_info(lease.lease_id).state == "compressing", "pruning")
+        daemon.revoke(lease.lease_id, "by the test")
+        with contextlib.suppress(psutil.NoSuchProcess):  # stopped for too long
+            worker.resume()
+        told = kvd_client.LeaseRevoked(lease.lease_id, "by the test")
+        eventually(lambda: told in client.events.drain(), "the word of it")
+        lease.release()
+        waiting.result(PATIENCE_S)
 
 
 def test_a_lease_that_nobody_presses_wakes_as_it_was(pool: Pool) -> None:
