@@ -2,16 +2,18 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 from tests.client.daemon import Daemon
-from tests.running_kvd import PATIENCE_S, RunningKvd
+from tests.running_kvd import PATIENCE_S, RunningKvd, eventually
 
 import kvd_client
 from kvd_daemon.core.tiers import slot_bytes
 
 from .contents import arena_of, assert_same, flip_byte, prefill, spec
-from .prompts import BLOCK, BLOCKS, PROMPT, assert_begins, evict, sealed
+from .prompts import BLOCK, BLOCKS, PROMPT, assert_begins, evict, prompt, sealed
 
 
 @pytest.mark.parametrize("layout", ["block_outermost", "layer_outermost"])
@@ -72,3 +74,24 @@ def test_another_tenants_or_pools_copies_are_nobody_elses(client: kvd_client.Cli
         assert lease.prefix_tokens == 0
     with pool.lease(prompt=PROMPT, namespace="another model") as lease:
         assert lease.prefix_tokens == 0
+
+
+def test_who_finds_all_of_a_prompt_in_blocks_waits_for_no_other_prompt_to_come_back(
+    client: kvd_client.Client, daemon: Daemon, tiered_kvd: RunningKvd
+) -> None:
+    pool, other = client.pool("slow", spec(), BLOCKS), client.pool("quick", spec(), BLOCKS)
+    before = sealed(pool)
+    evict(pool, daemon)
+    sealed(pool, seed=1)
+    sealed(other)
+    psutil.Process(tiered_kvd.kernel_pid()).suspend()
+    with ThreadPoolExecutor(1) as threads:
+        coming = threads.submit(lambda: pool.lease(prompt=PROMPT))
+        eventually(lambda: daemon.pool_status("slow").blocks_leased, "blocks for what comes back")
+        for quick, seed in ((other, 0), (pool, 1)):
+            with quick.lease(prompt=prompt(seed)) as lease:
+                assert lease.prefix_tokens == len(PROMPT) - 1
+        assert not coming.done()
+        with coming.result(PATIENCE_S) as lease:  # by another kernel worker
+            assert lease.prefix_tokens == len(PROMPT) - 1
+            assert_same(lease, before)

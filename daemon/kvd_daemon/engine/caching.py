@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from kvd.errors import ExhaustedError, KvdError, UnavailableError
 from kvd_daemon.core import Pool, Tier
@@ -43,7 +44,7 @@ class Caching:
         self._sharing = sharing
         self._spawn = spawn
         self._spilling: asyncio.Task[None] | None = None
-        self._promoting = asyncio.Lock()
+        self._promoting: WeakKeyDictionary[Pool, asyncio.Lock] = WeakKeyDictionary()
         self._pause_until = 0.0
 
     def tick(self) -> None:
@@ -103,19 +104,21 @@ class Caching:
 
     async def _promote(self, opened: OpenSession, pool: str, hashes: Sequence[bytes]) -> bool:
         """What is in host memory, whoever leaves. Whether there is room for more."""
-        async with self._promoting:
+        if not self._device.missing(opened.session_id, pool, hashes):
+            return True
+        async with self._promoting.setdefault(self._device.pools[pool], asyncio.Lock()):
             if not self._device.missing(opened.session_id, pool, hashes):
-                return True
+                return True  # somebody else wanted the same
             try:
-                promotion = self._sharing.begin_promotion(opened, pool, hashes)
-                if promotion is not None:
-                    await self._fetch(promotion)
+                await self._fetch(self._sharing.begin_promotion(opened, pool, hashes))
             except (ExhaustedError, UnavailableError) as error:
                 LOG.info("pool %s: a prefix stays in the host tier: %s", pool, error)
                 return False
             return True
 
-    async def _fetch(self, promotion: Promotion) -> None:
+    async def _fetch(self, promotion: Promotion | None) -> None:
+        if promotion is None:
+            return
         with undone_unless_done(lambda _: self._device.abort_promotion(promotion.promotion_id)):
             damaged = await self._copying.fetch(
                 promotion.pool, promotion.slots, promotion.blocks, promotion.checksums
