@@ -26,15 +26,13 @@ from kvd_daemon.journal import RecordingDevice
 
 from .copy_moving import CopyMoving
 from .moving import Moving
+from .parcel_line import Parcel, ParcelLine
 
 HIGH_WATER = 0.9  # of the host tier's bytes; beyond that the oldest parcels go to disk
 RESERVE = 3  # parcels, of the largest one's size: the next, and what may have to leave for one to come back
 ROOM_S = 5.0  # seconds to wait for slots that others are about to give back; a parcel moves in less
 PAUSE_S = 0.02  # between two looks whether they did
 LOG = logging.getLogger("kvd.tiers")
-
-Parcel = tuple[int, bool]
-"""A lease's id, and whether it is the checkpoint."""
 
 
 class Spilling:
@@ -51,20 +49,17 @@ class Spilling:
         self._moving = moving
         self._copies = copies
         self._spawn = spawn
-        self._line: dict[Parcel, None] = {}
+        self._line = ParcelLine(device)
         self._wanted: Counter[Parcel] = Counter()
         self._coming: dict[Parcel, asyncio.Task[None]] = {}
         self._leaving: dict[Parcel, int] = {}  # moves to disk under way
-        for lease in device.leases.values():
-            for is_checkpoint in (False, True):
-                if parcel(lease, is_checkpoint) is not None:
-                    self._line[lease.lease_id, is_checkpoint] = None
 
     def parked(self, lease_id: int, is_checkpoint: bool) -> None:
         """That is the newest parcel."""
-        self._line.pop((lease_id, is_checkpoint), None)
-        self._line[lease_id, is_checkpoint] = None
-        if self._moving.is_possible and self._is_high():
+        if not self._moving.is_possible:
+            return
+        self._line.put((lease_id, is_checkpoint))
+        if self._is_high():
             self._spawn(self._relieve())
 
     async def _relieve(self) -> None:
@@ -116,10 +111,7 @@ class Spilling:
 
     def _is_any_under_way(self) -> bool:
         """Whether slots of the host tier are taken by what comes or goes right now."""
-        lying = 0
-        for place in list(self._line):
-            if self._may_leave(place):
-                lying += self._size(place)
+        lying = sum(self._size(place) for place in self._line if self._may_leave(place))
         return self._moving.leaving.locked() or self._parked_bytes() > lying
 
     def _full(self, wanted: int) -> TierFullError:
@@ -140,7 +132,7 @@ class Spilling:
         """The oldest first; whether any went. With `reserve` some room on disk stays for a later return."""
         helped = False
         async with self._moving.leaving:
-            for place in list(self._line):
+            for place in self._line:
                 if not is_short() or (reserve and not self._has_reserve()):
                     break
                 if self._may_leave(place):
@@ -151,11 +143,9 @@ class Spilling:
 
     def _sizes(self) -> Iterator[tuple[Tier, int]]:
         """Of all parcels: where each lies, and its bytes."""
-        for lease_id, is_checkpoint in self._line:
-            lease = self._device.leases.get(lease_id)
-            parked = None if lease is None else parcel(lease, is_checkpoint)
-            if lease is not None and parked is not None:
-                yield parked.tier, parked.slots.size * slot_bytes(self._device.pools[lease.pool].spec)
+        for place in self._line:
+            if found := self._line.found(place):
+                yield found[1].tier, self._size(place)
 
     def _has_reserve(self) -> bool:
         """Whether beside the next one some can go to disk for one that comes back when all is full."""
@@ -163,14 +153,11 @@ class Spilling:
         return free >= RESERVE * max((size for _, size in self._sizes()), default=0)
 
     def _may_leave(self, place: Parcel) -> bool:
-        """Whether it lies in the host tier and nobody wants it now. What is no more leaves the line."""
-        lease = self._device.leases.get(place[0])
-        parked = None if lease is None else parcel(lease, place[1])
-        if lease is None or parked is None or not parked.slots.size:
-            del self._line[place]
+        """Whether it lies in the host tier and nobody wants it now."""
+        found = self._line.found(place)
+        if found is None or not found[1].slots.size or self._wanted[place]:
             return False
-        busy = isinstance(lease.job, Fetching) or self._wanted[place]
-        return parked.tier is Tier.HOST and not busy
+        return found[1].tier is Tier.HOST and not isinstance(found[0].job, Fetching)
 
     async def _demoted(self, place: Parcel) -> bool:
         """Whether the next one shall be tried, too."""
@@ -205,9 +192,9 @@ class Spilling:
 
     def _size(self, place: Parcel) -> int:
         """Bytes of what lies there."""
-        lease = self._device.leases[place[0]]
-        parked = parcel(lease, place[1])
-        assert parked is not None, "it is there"
+        found = self._line.found(place)
+        assert found is not None, "it is there"
+        lease, parked = found
         return parked.slots.size * slot_bytes(self._device.pools[lease.pool].spec)
 
     @contextlib.asynccontextmanager
@@ -220,12 +207,11 @@ class Spilling:
         """
         self._wanted[place] += 1
         try:
-            lease = self._device.leases.get(place[0])
-            parked = None if lease is None else parcel(lease, place[1])
-            is_own = lease is not None and lease.session_id == session_id
+            found = self._line.found(place)
+            is_own = found is not None and found[0].session_id == session_id
             if is_own and place in self._leaving:  # else it would be gone when its blocks are there
                 self._device.abort_move(self._leaving.pop(place))
-            if is_own and parked is not None and parked.tier is Tier.DISK:
+            if found is not None and is_own and found[1].tier is Tier.DISK:
                 await self._promoted_within(place, time.monotonic() + wait_ns / 1e9)
             yield
         finally:

@@ -12,8 +12,8 @@ from kvd.v1 import kvd_pb2_grpc
 from kvd_daemon.core import Change, Fetched, Lease, Offer
 from kvd_daemon.engine.admission import Asker
 from kvd_daemon.engine.health import HealthState
+from kvd_daemon.engine.parcel_line import Parcel
 from kvd_daemon.engine.sessions import OpenSession
-from kvd_daemon.engine.spilling import Parcel
 
 from .answering import Answering, Conclude, Context, Reply, answered, begun, carried_out, once, settled
 from .requests import asker_of, progress_of, refuse_another_pool, wait_of
