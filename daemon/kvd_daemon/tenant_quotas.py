@@ -9,7 +9,8 @@ from kvd_daemon.unknown_keys import refuse_unknown
 OTHERS = "*"
 MAX_TENANT_TABLES = 1000  # tables; guarantees are summed over all of them when they change
 MAX_QUOTA_BLOCKS = (1 << 32) - 1  # blocks; what the wire shows, and more than all pools of a device have
-KEYS = ("guaranteed_blocks", "max_blocks", "pin_blocks")
+KEYS = ("guaranteed_blocks", "max_blocks", "pin_blocks", "max_parked_blocks")
+MAXIMA = ("max_blocks", "max_parked_blocks")  # without one there is no limit; none is no use
 
 TenantQuotas = Mapping[str, Mapping[str, int]]
 """By tenant, what was set of KEYS; all pools together, but for what is guaranteed: that is in each pool."""
@@ -34,7 +35,7 @@ def _quota(tenant: str, entry: object) -> Mapping[str, int]:
     if not isinstance(entry, Mapping):
         raise InvalidArgumentError(f"{where} is {entry!r}; a table with {', '.join(KEYS)} is needed")
     refuse_unknown(entry, KEYS, f"key in {where}")
-    quota = {key: _blocks(f"{where} {key}", value, int(key == "max_blocks")) for key, value in entry.items()}
+    quota = {key: _blocks(f"{where} {key}", value, int(key in MAXIMA)) for key, value in entry.items()}
     if quota.get("guaranteed_blocks", 0) > quota.get("max_blocks", MAX_QUOTA_BLOCKS):
         raise InvalidArgumentError(
             f"{where}: guaranteed_blocks is above max_blocks; raise the one or lower the other"

@@ -13,6 +13,7 @@ MAX_LEASES_PER_SESSION = 65_536  # leases; far above any engine's batch, bounds 
 
 MAX_PINS_PER_SESSION = 1024  # matches that were not taken by a lease yet; a call may lease as many
 MAX_PIN_TTL_S = 60  # seconds a match keeps its blocks; above a long prefill's wait for its turn
+MAX_SHELVED_LEASES = 65_536  # leases of a device that wait to be adopted; each tick walks them
 MAX_SHELF_TTL_S = (
     3600  # seconds a published lease waits to be adopted; whoever waits longer has been forgotten
 )

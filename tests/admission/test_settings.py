@@ -44,6 +44,7 @@ def test_quotas_of_tenants_are_read_and_travel_to_the_daemons(tmp_path: Path) ->
     [
         ("[tenants.a]\nmax_block = 1", "unknown key in .*'max_block'; did you mean max_blocks?"),
         ("[tenants.a]\nmax_blocks = 0", "max_blocks is 0; a number of blocks from 1"),
+        ("[tenants.a]\nmax_parked_blocks = 0", "max_parked_blocks is 0; a number of blocks from 1"),
         ("[tenants.a]\nmax_blocks = -1", "max_blocks is -1"),
         ("[tenants.a]\nmax_blocks = 1.5", "max_blocks is 1.5"),
         ("[tenants.a]\nmax_blocks = true", "max_blocks is True"),
@@ -52,7 +53,10 @@ def test_quotas_of_tenants_are_read_and_travel_to_the_daemons(tmp_path: Path) ->
         ("[tenants.a]\nguaranteed_blocks = 2\nmax_blocks = 1", "guaranteed_blocks is above max_blocks"),
         ('[tenants."*"]\nguaranteed_blocks = 2', "needs a tenant's name"),
         ('[tenants."a b"]\nmax_blocks = 2', "no tenant's name"),
-        ("[tenants]\na = 2", "a table with guaranteed_blocks, max_blocks, pin_blocks is needed"),
+        (
+            "[tenants]\na = 2",
+            "a table with guaranteed_blocks, max_blocks, pin_blocks, max_parked_blocks is needed",
+        ),
         ("tenants = 2", r"tables \[tenants.NAME\] are needed"),
         ("[tenant.a]\nmax_blocks = 2", "did you mean tenants?"),
     ],

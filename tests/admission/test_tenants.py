@@ -84,8 +84,44 @@ def test_what_is_guaranteed_to_others_stays_free(
             "waiting_calls": 0,
             "pin_blocks": 7,
             "pinned_blocks": 0,
+            "max_parked_blocks": None,
+            "parked_blocks": 0,
         }
         assert (shown[ME]["blocks"], shown[ME]["leases"], shown[ME]["sessions"]) == (22, 1, 1)
+
+
+def test_a_tenant_parks_no_more_than_it_may_and_shelves_no_more_than_its_share(
+    start_kvd: StartKvd, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = config(tmp_path, me={"max_parked_blocks": 10})
+    path.write_text(path.read_text() + "[limits]\nshelved_leases_per_tenant = 1\n")
+    kvd = start_kvd("--config", str(path), "--host-tier", "4MiB")
+    with kvd_client.connect(kvd.run_dir) as client, client.pool("pool", SPEC, blocks=64) as pool:
+        first, second = (filled(pool, 6 * BLOCK) for _ in range(2))
+        first.suspend()
+        with pytest.raises(
+            kvd_client.QuotaExceededError, match=r"may park 10 and has parked 6; .* max_parked_blocks"
+        ):
+            second.suspend()
+        with pytest.raises(kvd_client.QuotaExceededError, match="max_parked_blocks"):
+            second.compress(kvd_client.KeyDiff(keep=0.5), park=True)
+        shown = tenants(kvd.run_dir, capsys)[ME]
+        assert (shown["max_parked_blocks"], shown["parked_blocks"]) == (10, 6)
+        first.resume()
+        second.suspend()
+        second.resume()
+        first.publish("one")
+        with pytest.raises(kvd_client.LimitExceededError, match=r"limits\.shelved_leases_per_tenant"):
+            second.publish("two")
+        first = pool.adopt("one")
+        second.publish("two")
+
+
+def filled(pool: kvd_client.Pool, tokens: int) -> kvd_client.Lease:
+    lease = pool.lease(tokens=tokens)
+    lease.extend(tokens)
+    lease.commit(tokens)
+    return lease
 
 
 def test_new_quotas_apply_without_a_restart_and_bad_ones_not_at_all(

@@ -72,4 +72,5 @@ class QuotaRules(Driver):
 
 def a_quota(chance: Chance, guaranteed: int) -> Quota:
     most = chance.choice([10, 30, 60, 60, 1 << 40])
-    return Quota(chance.randint(0, min(guaranteed, most)), most, chance.randint(0, 5))
+    parked = chance.choice([0, 10, 30, 1 << 40])
+    return Quota(chance.randint(0, min(guaranteed, most)), most, chance.randint(0, 5), parked)

@@ -10,6 +10,7 @@ from kvd_daemon.core.copied import Copies
 from kvd_daemon.core.fences import Fences
 from kvd_daemon.core.prefix import PrefixIndex
 from kvd_daemon.core.quotas import Quotas
+from kvd_daemon.core.shelf import Shelf
 from kvd_daemon.core.tiers import Arena
 
 PLAIN = (int, float, str, bytes, bool, type(None), Enum)
@@ -25,6 +26,8 @@ def snapshot(thing: object) -> object:
         return snapshot((thing.budget_bytes, thing.used_bytes, dict(thing.used())))
     if isinstance(thing, Copies):  # how many there are follows from them
         return snapshot([thing.on(tier) for tier in Tier])
+    if isinstance(thing, Shelf):  # how many each tenant has follows from it
+        return snapshot(dict(thing))
     if isinstance(thing, Quotas):  # who listens is no part of the state
         return snapshot({name: value for name, value in vars(thing).items() if name != "_on_return"})
     if isinstance(thing, Blocks):  # generations may be counted later

@@ -52,7 +52,14 @@ class TierRules(Driver):
     def stow_refusal(self, lease: WorldLease, count: int) -> Refusal:
         if lease.scratch:
             return e.InvalidArgumentError
-        return self.full(Tier.HOST, count)
+        return self.park_refusal(lease, count)
+
+    def park_refusal(self, lease: WorldLease, count: int) -> Refusal:
+        quota = self.world.quotas.get(lease.tenant, self.world.default_quota)
+        mates = [other for other in self.world.leases.values() if other.tenant == lease.tenant]
+        parked = sum(len(mate.parked) + len(mate.checkpoint) + len(mate.stowed) for mate in mates)
+        over = parked + count > quota.max_parked_blocks
+        return e.QuotaExceededError if over else self.full(Tier.HOST, count)
 
     def full(self, tier: Tier, count: int) -> Refusal:
         budget = self.world.tier_bytes if tier is Tier.HOST else self.world.disk_bytes

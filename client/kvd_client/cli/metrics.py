@@ -62,6 +62,8 @@ OF_TENANT = (
     Series("kvd_tenant_max_blocks", "max_blocks", "Blocks it may hold; 0: no limit."),
     Series("kvd_tenant_guaranteed_blocks", "guaranteed_blocks", "Blocks of each pool kept free for it."),
     Series("kvd_tenant_pinned_blocks", "pinned_blocks", "Blocks it has pinned for good."),
+    Series("kvd_tenant_max_parked_blocks", "max_parked_blocks", "Blocks it may park in tiers; 0: no limit."),
+    Series("kvd_tenant_parked_blocks", "parked_blocks", "Blocks it has parked in tiers."),
     Series("kvd_tenant_leases", "leases", "Its leases."),
     Series("kvd_tenant_sessions", "sessions", "Its sessions."),
     Series("kvd_tenant_waiting_calls", "waiting_calls", "Its calls that wait for blocks."),

@@ -8,6 +8,7 @@ from kvd_client.cli.output import Output
 from kvd_client.cli.records import Record
 from kvd_client.cli.screen import Table
 
+MAXIMA = ("max_blocks", "max_parked_blocks")
 TENANT_TABLE = Table(
     (
         "tenant",
@@ -20,15 +21,17 @@ TENANT_TABLE = Table(
         "waiting_calls",
         "pin_blocks",
         "pinned_blocks",
+        "max_parked_blocks",
+        "parked_blocks",
     ),
     elastic=("tenant",),
 )
 
 
 def tenant_record(device: str, tenant: pb.TenantInfo) -> Record:
-    """`max_blocks` is None if there is no limit. Guaranteed blocks are those of each pool."""
+    """A maximum is None if there is no limit. Guaranteed blocks are those of each pool."""
     record = {name: getattr(tenant, name) for name in TENANT_TABLE.columns if name != "device"}
-    return {"device": device, **record, "max_blocks": tenant.max_blocks or None}
+    return {"device": device, **record, **{name: record[name] or None for name in MAXIMA}}
 
 
 def list_tenants(args: Namespace, output: Output) -> int:

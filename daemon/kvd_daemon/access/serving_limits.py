@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from kvd.errors import InvalidArgumentError, LimitExceededError
-from kvd.limits import MAX_BLOCKS_PER_POOL, MAX_ITEMS_PER_CALL, MAX_LEASES_PER_SESSION, MAX_SESSIONS
+from kvd.limits import (
+    MAX_BLOCKS_PER_POOL,
+    MAX_ITEMS_PER_CALL,
+    MAX_LEASES_PER_SESSION,
+    MAX_SESSIONS,
+    MAX_SHELVED_LEASES,
+)
 from kvd_daemon.unknown_keys import refuse_unknown
 
 MIN_MESSAGE_BYTES = 64 << 10  # bytes; the usual calls of a worker fit
@@ -12,6 +18,7 @@ MAX_MESSAGE_BYTES = 4 << 20  # bytes; 65,536 prefix hashes are 2.3 MB, 1,024 lea
 MAX_STREAMS = 1024  # calls at a time on one connection; a worker needs a handful
 MAX_CONNECTIONS = 8192  # on the Unix socket, twice as many as sessions; each is a descriptor of the daemon
 CONNECTIONS_PER_USER = 6144  # of them: one user does not keep the others out
+SHELVED_LEASES_PER_TENANT = MAX_SHELVED_LEASES // 16  # one tenant does not keep the others from publishing
 FIXED_AT_START = ("message_bytes", "streams", "connections")
 """gRPC takes these once; a new value counts from the daemon's next start on."""
 
@@ -23,6 +30,7 @@ _RANGES = {
     "sessions": (1, MAX_SESSIONS),
     "sessions_per_tenant": (1, MAX_SESSIONS),
     "leases_per_session": (1, MAX_LEASES_PER_SESSION),
+    "shelved_leases_per_tenant": (1, MAX_SHELVED_LEASES),
     "leases_per_call": (1, MAX_ITEMS_PER_CALL),
     "blocks_per_call": (1, MAX_BLOCKS_PER_POOL),
 }
@@ -39,6 +47,7 @@ class ServingLimits:
     sessions: int = MAX_SESSIONS
     sessions_per_tenant: int = MAX_SESSIONS
     leases_per_session: int = MAX_LEASES_PER_SESSION
+    shelved_leases_per_tenant: int = SHELVED_LEASES_PER_TENANT
     leases_per_call: int = MAX_ITEMS_PER_CALL
     blocks_per_call: int = MAX_BLOCKS_PER_POOL
 

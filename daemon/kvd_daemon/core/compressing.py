@@ -11,18 +11,16 @@ from kvd.errors import InvalidArgumentError
 from kvd.policy import H2O, Policy, Streaming
 
 from .blocks import BlockState
-from .copies import take_slots
 from .free_runs import NO_BLOCKS, IntArray, ids_of, runs_of
 from .jobs import abort as abort_job
 from .jobs import end_job, lend, refuse_scratch
 from .lease import BlockTable, Compacting, Lease, LeaseState, Target
-from .parked import Tier
 from .planning import check_queries, choose
 from .pool import Pool
 from .registry import Registry, commit
 from .results import Compressed, CompressPlan, Progress, QueryShape, Unchanged
 from .session import Session
-from .suspending import empty_table, parked_of
+from .suspending import empty_table, parked_of, parking_slots
 
 
 def begin_compress(
@@ -49,7 +47,7 @@ def begin_compress(
     slots = NO_BLOCKS
     if parks:
         count = registry.pool_of(lease).spec.blocks_for(progress.length)
-        slots = take_slots(registry, Tier.HOST, registry.pool_of(lease), count)
+        slots = parking_slots(registry, lease, count)
     commit(lease, progress)
     if target is None:
         return Unchanged(lease)

@@ -61,6 +61,7 @@ from .results import (
     Unchanged,
 )
 from .session import Session, SessionIdentity, SessionState
+from .shelf import Shelf
 from .tier_events import TierEvents
 
 
@@ -78,7 +79,7 @@ class Device(TierEvents):
         self.quotas: Quotas = self._registry.quotas
         self.tenants: dict[str, int] = self._registry.tenants
         self.pins: dict[int, Pin] = self._registry.pins
-        self.shelf: Mapping[tuple[str, str, str], Lease] = self._registry.shelf
+        self.shelf: Shelf = self._registry.shelf
 
     @property
     def memory_used_bytes(self) -> int:
@@ -308,7 +309,7 @@ class Device(TierEvents):
         """Plan to prune a lease by `policy`, or its own. The lease is busy until finished or aborted.
 
         `park`: what it holds goes into slots before, unless there is a checkpoint already; see
-        `begin_restore`. Raises what `extend` does, CompressionRefusedError, TierFullError.
+        `begin_restore`. Raises what `extend` does, CompressionRefusedError, and what `begin_suspend` does.
         """
         session = self._registry.live_session(session_id, now_ns)
         return compressing.begin_compress(self._registry, session, progress, policy, queries, park)

@@ -112,7 +112,7 @@ def settle(registry: Registry, lease: Lease) -> None:
 def unshelve(registry: Registry, lease: Lease) -> int:
     """A published lease comes back instead of being adopted; answers how many blocks it held."""
     assert lease.shelved is not None, "a lease on the shelf"
-    del registry.shelf[lease.tenant, lease.pool, lease.shelved.key]
+    registry.shelf.take((lease.tenant, lease.pool, lease.shelved.key))
     return reclaim(registry, lease)
 
 

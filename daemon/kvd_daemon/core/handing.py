@@ -13,11 +13,11 @@ from kvd.errors import (
     ReceiverNotFoundError,
     ShelfKeyTakenError,
 )
-from kvd.limits import MAX_SHELF_KEY_CHARS
+from kvd.limits import MAX_SHELF_KEY_CHARS, MAX_SHELVED_LEASES
 
 from .ending import unshelve
 from .lease import Lease, LeaseState, Shelved
-from .limits import MAX_SHELF_TTL_NS, MAX_SHELVED_LEASES
+from .limits import MAX_SHELF_TTL_NS
 from .pool import Pool
 from .registry import Registry, commit
 from .results import Offer, Progress, Reclaimed
@@ -39,7 +39,7 @@ def publish(registry: Registry, session: Session, progress: Progress, offer: Off
     lease.session_id, lease.fate = "", LeaseState.SHELVED
     lease.shelved = Shelved(offer.key, offer.to_session, now_ns + offer.ttl_ns)
     lease.generation += 1
-    registry.shelf[place] = lease
+    registry.shelf.put(place, lease)
     registry.fences.show(lease)
     return lease
 
@@ -101,7 +101,7 @@ def adopt(registry: Registry, session: Session, pool: Pool, key: str, now_ns: in
     limit = registry.limits.leases_per_session
     if len(session.leases) >= limit:
         raise LimitExceededError(f"{limit} leases in one session are possible; release some", limit=limit)
-    del registry.shelf[place]
+    registry.shelf.take(place)
     lease.session_id, lease.fate, lease.shelved = session.session_id, LeaseState.ACTIVE, None
     lease.generation += 1
     session.leases[lease.lease_id] = lease

@@ -235,7 +235,7 @@ def _restore_owners(registry: Registry, plain: Mapping[str, Any]) -> None:
     for lease in map(registry.leases.__getitem__, plain.get("shelf", [])):
         if lease.shelved is None:
             raise ValueError(f"lease {lease.lease_id} is on no shelf")
-        registry.shelf[lease.tenant, lease.pool, lease.shelved.key] = lease
+        registry.shelf.put((lease.tenant, lease.pool, lease.shelved.key), lease)
 
 
 def _restore_slots(registry: Registry, plain: Mapping[str, Any]) -> None:

@@ -137,6 +137,8 @@ def _check_shelf(registry: Registry) -> None:
             _hold(lease.session_id == "" and lease.job is None, f"{name} has two owners")
     shelved_leases = [lease for lease in registry.leases.values() if lease.shelved is not None]
     _hold(len(registry.shelf) == len(shelved_leases), "the shelf has a lease that is no more")
+    for tenant, count in Counter(lease.tenant for lease in shelved_leases).items():
+        _hold(registry.shelf.count(tenant) == count, f"tenant {tenant} has {count} leases on the shelf")
 
 
 def _check_pin(registry: Registry, pin: Pin) -> None:

@@ -292,5 +292,10 @@ class Lease:
         return found
 
     @property
+    def parked_blocks(self) -> int:
+        """Blocks that take slots of tiers."""
+        return sum([slots.size for _, slots in self.slots()])
+
+    @property
     def streams(self) -> bool:
         return isinstance(self.policy, Streaming)

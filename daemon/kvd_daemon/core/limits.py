@@ -23,7 +23,6 @@ MAX_TENANTS = 30_000  # tenants; an int16 per block remembers the last one
 MAX_LEASES = (1 << 20) - 1  # leases of a device; a fence each, 8 MiB that every worker maps
 MAX_PIN_TTL_NS = MAX_PIN_TTL_S * 10**9  # ns; see kvd.limits
 MAX_SHELF_TTL_NS = MAX_SHELF_TTL_S * 10**9  # ns; see kvd.limits
-MAX_SHELVED_LEASES = 65_536  # leases that wait to be adopted; each tick walks them
 MAX_POSITION = 1 << 62  # tokens; an endless stream never gets there
 
 

@@ -30,9 +30,10 @@ class Quota:
     guaranteed_blocks: int = 0
     max_blocks: int = UNLIMITED
     pin_blocks: int = 0
+    max_parked_blocks: int = UNLIMITED
 
     def __post_init__(self) -> None:
-        if min(self.guaranteed_blocks, self.max_blocks, self.pin_blocks) < 0:
+        if min(self.guaranteed_blocks, self.max_blocks, self.pin_blocks, self.max_parked_blocks) < 0:
             raise InvalidArgumentError(f"{self}; numbers of blocks from 0 on are needed")
         if self.guaranteed_blocks > self.max_blocks:
             raise InvalidArgumentError(

@@ -31,6 +31,7 @@ from .pool import Pool
 from .quotas import Quotas
 from .results import Progress
 from .session import Session, SessionState
+from .shelf import Shelf
 from .tiers import Arena
 
 
@@ -47,8 +48,7 @@ class Registry:
         self.last_lease_id = 0
         self.pins: dict[int, Pin] = {}
         self.last_pin_id = 0
-        self.shelf: dict[tuple[str, str, str], Lease] = {}
-        """Published leases by tenant, pool and key."""
+        self.shelf = Shelf()
         self.fences = Fences(limits.leases + 1)
         self.arenas = {tier: Arena(tier) for tier in Tier}
         self.moves: dict[int, Move | CopyMove] = {}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvd.errors import InvalidArgumentError
+from kvd.errors import InvalidArgumentError, QuotaExceededError
 
 from .blocks import BlockState
 from .copies import take_slots
@@ -17,6 +17,7 @@ from .jobs import end_job
 from .lease import BlockTable, Lease, LeaseState
 from .parked import Parked, Stowing, Tier
 from .pool import Pool
+from .quotas import UNLIMITED
 from .registry import Registry, commit
 from .results import Progress, StowPlan
 from .session import Session
@@ -28,10 +29,29 @@ def begin_suspend(registry: Registry, session: Session, progress: Progress) -> S
     if lease.scratch:
         raise InvalidArgumentError("a scratch lease holds queries of one call; release it instead")
     source = stowed_blocks(lease, progress.length)
-    slots = take_slots(registry, Tier.HOST, registry.pool_of(lease), source.size)
+    slots = parking_slots(registry, lease, source.size)
     commit(lease, progress)
     lease.job = Stowing(slots)
     return StowPlan(lease, source, slots)
+
+
+def parking_slots(registry: Registry, lease: Lease, count: int) -> IntArray:
+    """Slots for so many of the lease's blocks. Raises QuotaExceededError, TierFullError."""
+    limit = registry.quotas.of(registry.tenants[lease.tenant]).max_parked_blocks
+    if limit != UNLIMITED:  # counting costs as much as there are leases
+        mates = [other for other in registry.leases.values() if other.tenant == lease.tenant]
+        parked = sum([other.parked_blocks for other in mates])
+        if parked + count > limit:
+            raise QuotaExceededError(
+                f"{count} blocks to be parked by tenant {lease.tenant}, which may park {limit} and has "
+                f"parked {parked}; resume or release suspended leases, drop checkpoints, or have "
+                "max_parked_blocks of the tenant raised in kvd.toml",
+                tenant=lease.tenant,
+                wanted_blocks=count,
+                parked_blocks=parked,
+                max_parked_blocks=limit,
+            )
+    return take_slots(registry, Tier.HOST, registry.pool_of(lease), count)
 
 
 def stowed_blocks(lease: Lease, length: int) -> IntArray:

@@ -66,7 +66,8 @@ class TierEvents:
     def begin_suspend(self, session_id: str, progress: Progress, now_ns: int) -> StowPlan:
         """Plan to park a lease. It is busy, and else as it was, until finished or aborted.
 
-        Raises what `extend` does of a lease, TierFullError, InvalidArgumentError.
+        Raises what `extend` does of a lease, TierFullError, QuotaExceededError (`max_parked_blocks`),
+        InvalidArgumentError.
         """
         session = self._registry.live_session(session_id, now_ns)
         return suspending.begin_suspend(self._registry, session, progress)

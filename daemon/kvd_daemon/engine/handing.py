@@ -42,6 +42,10 @@ class Handing:
         """Raises what Device.publish does. A receiver is told; for it alone the key may be left to us."""
         if offer.to_session and not offer.key:
             offer = Offer(secrets.token_hex(KEY_BYTES), offer.ttl_ns, offer.to_session)
+        shelved = self._device.shelf.count(opened.session.tenant) + 1
+        self._gate.limits.require(
+            "shelved_leases_per_tenant", shelved, "leases of one tenant that wait to be adopted"
+        )
         lease = self._device.publish(opened.session_id, progress, offer, time.monotonic_ns())
         place = lease.tenant, lease.pool, offer.key
         for waiter in [waiter for waiter, other in self._waiting.items() if other == place]:

@@ -98,6 +98,9 @@ def tenant_infos(engine: Engine) -> list[pb.TenantInfo]:
     device, quotas = engine.device, engine.device.quotas
     sessions = Counter(session.tenant for session in device.sessions.values())
     leases = Counter(lease.tenant for lease in device.leases.values())
+    parked: Counter[str] = Counter()
+    for lease in device.leases.values():
+        parked[lease.tenant] += lease.parked_blocks
     pinned: Counter[str] = Counter()
     for pin in device.pins.values():
         pinned[pin.tenant] += pin.blocks.size if pin.is_hard else 0
@@ -110,16 +113,23 @@ def tenant_infos(engine: Engine) -> list[pb.TenantInfo]:
             pb.TenantInfo(
                 tenant=tenant,
                 guaranteed_blocks=quota.guaranteed_blocks,
-                max_blocks=0 if quota.max_blocks == UNLIMITED else quota.max_blocks,
+                max_blocks=_limit(quota.max_blocks),
                 pin_blocks=quota.pin_blocks,
                 blocks=quotas.held.get(index, 0),
                 sessions=sessions[tenant],
                 leases=leases[tenant],
                 waiting_calls=engine.admission.waiting_calls_of(tenant),
                 pinned_blocks=pinned[tenant],
+                max_parked_blocks=_limit(quota.max_parked_blocks),
+                parked_blocks=parked[tenant],
             )
         )
     return infos
+
+
+def _limit(blocks: int) -> int:
+    """On the wire 0 is no limit."""
+    return 0 if blocks == UNLIMITED else blocks
 
 
 def lease_info(engine: Engine, lease: Lease, now_ns: int) -> pb.LeaseInfo:

@@ -3178,6 +3178,8 @@ class TenantInfo(google.protobuf.message.Message):
     LEASES_FIELD_NUMBER: builtins.int
     WAITING_CALLS_FIELD_NUMBER: builtins.int
     PINNED_BLOCKS_FIELD_NUMBER: builtins.int
+    MAX_PARKED_BLOCKS_FIELD_NUMBER: builtins.int
+    PARKED_BLOCKS_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """Its name."""
     guaranteed_blocks: builtins.int
@@ -3196,6 +3198,10 @@ class TenantInfo(google.protobuf.message.Message):
     """Its calls that wait for blocks."""
     pinned_blocks: builtins.int
     """Blocks it has pinned for good."""
+    max_parked_blocks: builtins.int
+    """Blocks its leases may have in host and disk tier together; 0 if there is no limit."""
+    parked_blocks: builtins.int
+    """Blocks they have there: what is suspended, and checkpoints."""
     def __init__(
         self,
         *,
@@ -3208,8 +3214,10 @@ class TenantInfo(google.protobuf.message.Message):
         leases: builtins.int = ...,
         waiting_calls: builtins.int = ...,
         pinned_blocks: builtins.int = ...,
+        max_parked_blocks: builtins.int = ...,
+        parked_blocks: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "guaranteed_blocks", b"guaranteed_blocks", "leases", b"leases", "max_blocks", b"max_blocks", "pin_blocks", b"pin_blocks", "pinned_blocks", b"pinned_blocks", "sessions", b"sessions", "tenant", b"tenant", "waiting_calls", b"waiting_calls"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "guaranteed_blocks", b"guaranteed_blocks", "leases", b"leases", "max_blocks", b"max_blocks", "max_parked_blocks", b"max_parked_blocks", "parked_blocks", b"parked_blocks", "pin_blocks", b"pin_blocks", "pinned_blocks", b"pinned_blocks", "sessions", b"sessions", "tenant", b"tenant", "waiting_calls", b"waiting_calls"]) -> None: ...
 
 Global___TenantInfo: typing_extensions.TypeAlias = TenantInfo
 

@@ -726,7 +726,8 @@ class ShareServiceServicer(object):
     def Suspend(self, request, context):
         """Copies a lease's blocks to the host tier and gives them back to the pool. The caller promises to have
         stopped writing. The lease has no slots until it is resumed; renewals, TTL and release are as ever.
-        Errors: those of Extend, TIER_FULL, KERNEL_WORKER_UNAVAILABLE (the lease is as it was).
+        Errors: those of Extend (QUOTA_EXCEEDED names `max_parked_blocks`), TIER_FULL, KERNEL_WORKER_UNAVAILABLE
+        (the lease is as it was).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

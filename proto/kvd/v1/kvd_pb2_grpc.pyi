@@ -874,7 +874,8 @@ class ShareServiceStub(typing.Generic[_ShareServiceMatchType, _ShareServicePinTy
     Suspend: _ShareServiceSuspendType
     """Copies a lease's blocks to the host tier and gives them back to the pool. The caller promises to have
     stopped writing. The lease has no slots until it is resumed; renewals, TTL and release are as ever.
-    Errors: those of Extend, TIER_FULL, KERNEL_WORKER_UNAVAILABLE (the lease is as it was).
+    Errors: those of Extend (QUOTA_EXCEEDED names `max_parked_blocks`), TIER_FULL, KERNEL_WORKER_UNAVAILABLE
+    (the lease is as it was).
     """
 
     Resume: _ShareServiceResumeType
@@ -1038,7 +1039,8 @@ class ShareServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[kvd.v1.kvd_pb2.SuspendResponse, collections.abc.Awaitable[kvd.v1.kvd_pb2.SuspendResponse]]:
         """Copies a lease's blocks to the host tier and gives them back to the pool. The caller promises to have
         stopped writing. The lease has no slots until it is resumed; renewals, TTL and release are as ever.
-        Errors: those of Extend, TIER_FULL, KERNEL_WORKER_UNAVAILABLE (the lease is as it was).
+        Errors: those of Extend (QUOTA_EXCEEDED names `max_parked_blocks`), TIER_FULL, KERNEL_WORKER_UNAVAILABLE
+        (the lease is as it was).
         """
 
     @abc.abstractmethod
