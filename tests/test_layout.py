@@ -1,5 +1,6 @@
 """The layout rules that no linter knows."""
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -13,10 +14,25 @@ def test_no_top_level_folder_is_a_package_that_would_hide_another() -> None:
     assert [name for name in SOURCE_ROOTS if (ROOT / name / "__init__.py").exists()] == []
 
 
-def test_no_source_file_is_longer_than_400_lines() -> None:
+def written_files() -> list[Path]:
+    """Python that somebody wrote, not a generator."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
     files = [ROOT / name for name in listed.stdout.split() if "_pb2" not in name]
-    too_long = [str(file) for file in files if file.exists() and len(file.read_text().splitlines()) > 400]
+    return [file for file in files if file.exists()]
+
+
+def test_no_source_file_is_longer_than_400_lines() -> None:
+    assert [str(file) for file in written_files() if len(file.read_text().splitlines()) > 400] == []
+
+
+def test_no_function_is_longer_than_50_lines() -> None:
+    too_long = [
+        f"{file.relative_to(ROOT)}: {node.name}"
+        for file in written_files()
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= 50
+    ]
     assert too_long == []
 
 

@@ -129,11 +129,7 @@ async def serve(
     engine = Engine(told, serving.memory, command, inheritance)
     supervised = Supervised(channel, engine) if channel is not None else None
     obey_signals(engine, settings.drain_timeout_ns / 1e9)
-    engine.admission.set_quotas(settings.tenants)
-    engine.parking.set_budgets(settings.host_tier_bytes, settings.spill_size_bytes)
-    engine.on_reload(lambda settings: engine.admission.set_quotas(settings.tenants))
-    engine.on_reload(_change_log_level)
-    engine.on_reload(lambda settings: _change_eviction(opened.device, settings))
+    _obey_settings(engine, settings)
     server, attach = _doors(engine, settings, folder)
     await (server.tcp.try_to_open() if serving.follows else server.tcp.open())
     await server.start()
@@ -164,6 +160,15 @@ async def serve(
     _leave(inheritance.device, ending)
     engine.close()
     return ending
+
+
+def _obey_settings(engine: Engine, settings: Settings) -> None:
+    """Those of now, and those to come."""
+    engine.admission.set_quotas(settings.tenants)
+    engine.parking.set_budgets(settings.host_tier_bytes, settings.spill_size_bytes)
+    engine.on_reload(lambda written: engine.admission.set_quotas(written.tenants))
+    engine.on_reload(_change_log_level)
+    engine.on_reload(lambda written: _change_eviction(engine.device, written))
 
 
 def _leave(device: RecordingDevice, ending: Ending) -> None:

@@ -6,33 +6,29 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvd.errors import KvdError
 from kvd_daemon.access.gate import Gate, Guarding
-from kvd_daemon.core import InvariantError, LeaseState, Tier
+from kvd_daemon.core import InvariantError, LeaseState
 from kvd_daemon.device.protocol import DeviceMemory
-from kvd_daemon.device.slot_files import disk_file, memory_file
 from kvd_daemon.journal import RecordingDevice
 from kvd_daemon.kernel.client import KernelClient
 from kvd_daemon.kernel.link import WorkerCommand
 from kvd_daemon.settings import Settings
 
 from .admission import Admission
-from .arenas import Arenas, Place
+from .background import Background
 from .caching import Caching
 from .call_limits import CallLimits
 from .compressions import Compressions
-from .copy_moving import CopyMoving
-from .copying import Copying
 from .events import Draining, Ended
 from .exhaustion import Exhaustion
 from .handing import Handing
 from .health import Health
 from .inheritance import Inheritance
 from .leases import Leases
-from .moving import Moving
 from .parking import Parking
 from .pools import Pools
 from .pressing import Pressing
@@ -41,8 +37,8 @@ from .requests import Requests
 from .revocations import Revocations
 from .sessions import Sessions
 from .sharing import Sharing
-from .spilling import Spilling
 from .stopping import Stopping
+from .tiers import Tiers
 
 EPOCH_BYTES = 8  # random id of this incarnation
 MIN_TICK_S = 0.02  # seconds between two looks at the clock for expired sessions
@@ -93,19 +89,17 @@ class Engine:
         self.health = Health()
         self.device = inheritance.device
         self.requests = Requests(self.device)
-        self.passing_requests = Requests(
-            RecordingDevice(0)
-        )  # of operators; what they do ends with this daemon
+        self.passing_requests = Requests(RecordingDevice(0))
+        """Of operators, for what ends with this daemon."""
         self._kernel = KernelClient(worker, lambda: self.health.kernel(self._kernel.trouble))
         self.probing = Probing(self.device, self.health)
         self.gate = Gate(settings.guarding, settings.name)
         self.sessions = Sessions(self.device, settings.session_ttl_ns, self.descriptors, self.gate)
         for session_id, pidfd in inheritance.pidfds.items():
             self.sessions.adopt(self.device.sessions[session_id], pidfd)
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._disk = self._disk_worker(worker, inheritance)
-        self._arenas = self._made_arenas(inheritance)
-        self.pools = Pools(self.device, memory, self._kernel, self.descriptors, self._arenas.values())
+        self._background = Background(self.health)
+        tiers = self._tiers = Tiers(inheritance, self._kernel, worker, settings.spill_dir, self._background)
+        self.pools = Pools(self.device, memory, self._kernel, self.descriptors, tiers.arenas.values())
         exhaustion = Exhaustion(self.device, self.sessions)
         self.admission = Admission(self.device, exhaustion)
         self.call_limits = CallLimits(self.device, self.gate)
@@ -113,13 +107,9 @@ class Engine:
         self.leases = Leases(self.device, self._kernel, self.admission, self.revocations)
         self.handing = Handing(self.device, self.gate, self.sessions)
         self.sharing = Sharing(self.device, self.gate, self.admission)
-        copying = Copying(self.device, self._kernel, self._arenas[Tier.HOST])
-        moving = Moving(
-            self.device, self._arenas, self._disk, lambda why: self.health.lacks(why, of="disk tier")
-        )
-        copies = CopyMoving(self.device, moving, self.spawn)
-        spilling = self.spilling = Spilling(self.device, moving, copies, self.spawn)
-        self.caching = Caching(self.device, copying, copies, self.sharing, self.spawn)
+        copying, spilling = tiers.copying, tiers.spilling
+        self.spilling = spilling
+        self.caching = Caching(self.device, copying, tiers.copies, self.sharing, self.spawn)
         self.compressions = Compressions(
             self.device, self._kernel, exhaustion, self.revocations, copying, spilling
         )
@@ -136,39 +126,9 @@ class Engine:
         """The kernel worker, for those who want to know how it does."""
         return self._kernel
 
-    def _disk_worker(self, worker: WorkerCommand, inheritance: Inheritance) -> KernelClient | None:
-        """Where there is a disk tier, or was one."""
-        if not self.settings.spill_dir and not inheritance.arenas[Tier.DISK]:
-            return None
-        command = replace(worker, module="kvd_daemon.kernel.disk_worker", name="disk worker")
-        return KernelClient(command, lambda: None)
-
-    def _made_arenas(self, inheritance: Inheritance) -> dict[Tier, Arenas]:
-        host = Place(Tier.HOST, memory_file, self._kernel, inheritance.arenas[Tier.HOST])
-        disk = Place(
-            Tier.DISK,
-            lambda _: disk_file(self.settings.spill_dir),
-            self._disk or self._kernel,
-            inheritance.arenas[Tier.DISK],
-        )
-        return {
-            place.tier: Arenas(self.device, self.descriptors, place, self.spawn) for place in (host, disk)
-        }
-
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         """Run `work` to its end whoever stops waiting for it."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._spawned_ended)
-        return task
-
-    def _spawned_ended(self, task: "asyncio.Task[Any]") -> None:
-        """Its awaiter has the error, if there still is one; of a bug everybody shall know."""
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, KvdError):
-            LOG.error("%s ends with a bug", task, exc_info=error)
-            self.health.find(f"a bug ended background work ({error!r}); the daemon's log has the details")
+        return self._background.spawn(work)
 
     def called(self) -> None:
         """A call arrives: invariants are checked when there is time."""
@@ -182,8 +142,8 @@ class Engine:
         """The background work, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._kernel.run())
-            if self._disk is not None:
-                group.create_task(self._disk.run())
+            if self._tiers.disk_worker is not None:
+                group.create_task(self._tiers.disk_worker.run())
             group.create_task(self._expire())
             group.create_task(self._check_when_idle())
             group.create_task(self.probing.watch())
@@ -196,8 +156,7 @@ class Engine:
             self.sharing.tick()
             self.handing.tick()
             self.caching.tick()
-            for arenas in self._arenas.values():
-                arenas.tick()
+            self._tiers.tick()
             self.admission.tick()
 
     async def _check_when_idle(self) -> None:
@@ -259,7 +218,6 @@ class Engine:
         """Nothing stays behind."""
         self.sessions.close()
         self.pools.close()
-        for arenas in self._arenas.values():
-            arenas.close()
+        self._tiers.close()
         self.fences.close()
         self.gate.close()
