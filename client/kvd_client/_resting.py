@@ -38,7 +38,7 @@ class Restable:
         When others wait for blocks meanwhile, the daemon prunes it with KeyDiff to `floor` tokens (0: not at
         all; None: the floor it was leased with), its policy's sinks at least. Your kernels that read or write
         it have finished; every other call about it raises LeaseRestingError. With sealed blocks, what stays
-        needs other blocks: it gives nothing as long as the pool has not so many free.
+        needs other blocks: it gives nothing as long as the pool has not so many free, its reserve included.
         """
         self.pool.check_writable()
         tokens = None if floor is None else whole("floor", floor, 0, MAX_TOKENS_PER_LEASE)

@@ -194,3 +194,15 @@ def test_a_tenant_at_its_maximum_is_helped_by_its_own_leases_in_all_pools() -> N
         assert len(others.blocks) == 20
 
     play(story)
+
+
+def test_a_full_pool_of_leases_with_sealed_blocks_gives_through_its_reserve() -> None:
+    async def story() -> None:
+        room = Resting(blocks=64)  # two are the scratch reserve
+        await room.rest("cat", 31, sealed=31)
+        await room.rest("dan", 31, sealed=31)
+        await room.lease("ann", 50, LONG_S)
+        await after_all(room)
+        assert len(room.pruner.pruned) == 2
+
+    play(story)

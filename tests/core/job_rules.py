@@ -105,7 +105,9 @@ class JobRules(Driver):
         alone = sum(len(holders[block]) == 1 for block in lease.table[: lease.sealed])
         if len(lease.table) - lease.sealed + alone < wanted:
             return e.CompressionRefusedError
-        lacking = Shortage(self.world, lease.tenant, lease.pool, wanted).lacks_room()
+        resting = lease.fate == "resting"
+        ordinary, scratch = (0, wanted) if resting else (wanted, 0)
+        lacking = Shortage(self.world, lease.tenant, lease.pool, ordinary, scratch).lacks_room()
         return e.PoolExhaustedError if lacking else None
 
     def begin_compress(self, lease: WorldLease, plan: CompressPlan, queries: QueryShape | None) -> None:

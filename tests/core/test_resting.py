@@ -38,6 +38,18 @@ def test_no_floor_stays_no_floor_whatever_the_sinks() -> None:
     assert not can_give(lease)
 
 
+def test_a_lease_with_sealed_blocks_is_pruned_through_the_reserve_of_a_full_pool() -> None:
+    desk = Desk(blocks=64)  # two are the scratch reserve
+    lease = desk.prefill(16 * 62)
+    desk.seal(lease, desk.names(62))
+    desk.device.rest("ann", desk.progress(lease), 32)
+    plan = desk.device.begin_press(lease.lease_id, policy_for(lease))
+    assert not plan.in_place
+    desk.device.finish_compress(lease.lease_id, plan.target_tokens)
+    assert len(desk.lease(16 * 60).blocks) == 60
+    desk.device.check()
+
+
 def test_each_rest_has_a_floor_of_its_own_and_else_the_one_that_was_leased() -> None:
     desk = Desk()
     lease = rested(desk, 0, floor=64)

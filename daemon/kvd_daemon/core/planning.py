@@ -12,7 +12,7 @@ from kvd.limits import MAX_TOKENS_PER_LEASE
 from kvd.policy import H2O, ExpectedAttention, KeyDiff, Policy, SnapKV, Span, Streaming
 
 from .forking import shares_scores
-from .lease import Lease, Target
+from .lease import Lease, LeaseState, Target
 from .quotas import Need, require_room
 from .registry import Registry, refuse_unless_active
 from .results import Progress, QueryShape
@@ -118,7 +118,8 @@ def _fits_only_in_place(registry: Registry, lease: Lease, wanted: int) -> bool:
                 taken_blocks=wanted,
                 freed_blocks=freed,
             )
-        require_room(pool, tenant, need)
+        resting = lease.fate is LeaseState.RESTING  # no queries: the reserve is needed by nobody else for it
+        require_room(pool, tenant, Need(scratch=wanted) if resting else need)
         return False
     try:
         require_room(pool, tenant, need)

@@ -80,7 +80,7 @@ class Pressing:
         What another tenant gives back within its guarantee stays its own.
         """
         pool = self._device.pools[pool_name]
-        room, holdings = pool.usable - pool.blocks_reserved, pool.holdings
+        room, holdings = pool.usable, pool.holdings  # the scratch reserve too, for as long as it takes
         giving: list[tuple[Lease, int]] = []
         given: Counter[int] = Counter()
         for lease, gift in self._gifts(pool_name, tenant, of, room):
