@@ -67,6 +67,18 @@ def test_a_compression_shows_in_the_page_and_at_the_lease(kvctl: Kvctl, worker: 
     assert kvctl("lease", "show", worker.dense.lease_id, "-o", "json").document["blocks_saved"] == freed
 
 
+def test_the_page_tells_what_matches_find(kvctl: Kvctl, worker: Worker) -> None:
+    assert "asked for" not in kvctl("status").out
+    hashes = [bytes([number]) * 32 for number in range(4)]
+    worker.dense.seal(hashes[:3])
+    with worker.dense.pool.match(hashes) as found, worker.dense.pool.match(hashes[3:]) as missed:
+        assert (len(found), len(missed)) == (3, 0)
+    (pool,) = kvctl("status", "-o", "json").document["pools"]
+    assert (pool["match_blocks_found"], pool["match_blocks_asked"]) == (3, 5)
+    assert "found      60.0 % of 5 blocks that were asked for" in kvctl("status").out
+    assert 'kvd_pool_match_blocks_found_total{device="host0",pool="chat"} 3.0' in kvctl("metrics").out
+
+
 @pytest.mark.parametrize("noun", ["pool", "lease", "session"])
 def test_lists_have_the_same_fields_in_every_format(kvctl: Kvctl, worker: Worker, noun: str) -> None:
     document = kvctl(noun, "list", "-o", "json").document

@@ -53,6 +53,13 @@ OF_POOL = (
     Series("kvd_pool_spilled_bytes", "spilled_bytes", "Bytes of the disk tier it takes."),
     Series("kvd_pool_waiting_calls", "waiting_calls", "Calls that wait for blocks."),
     Series("kvd_pool_wanted_blocks", "wanted_blocks", "Blocks they want."),
+    Series(
+        "kvd_pool_match_blocks_asked",
+        "match_blocks_asked",
+        "Blocks that matches asked for.",
+        CounterMetricFamily,
+    ),
+    Series("kvd_pool_match_blocks_found", "match_blocks_found", "Those that were here.", CounterMetricFamily),
     Series("kvd_pool_compressions", "compressions", "Compressions.", CounterMetricFamily),
     Series("kvd_pool_blocks_saved", "blocks_saved", "Blocks they returned.", CounterMetricFamily),
     Series("kvd_pool_tokens_dropped", "tokens_dropped", "Tokens they dropped.", CounterMetricFamily),

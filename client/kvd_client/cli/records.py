@@ -40,6 +40,8 @@ _POOL_COUNTS = (
     "wanted_blocks",
     "blocks_pinned",
     "leases_shelved",
+    "match_blocks_asked",
+    "match_blocks_found",
 )
 _LEASE_FIELDS = (
     "lease_id",

@@ -194,6 +194,11 @@ def _facts(pool: Record) -> list[tuple[str, str]]:
         ("leases", f"{pool['leases']:,}, {_plural(pool['sink_blocks_locked'], 'sink block')} locked"),
         ("saved", _savings(pool)),
     ]
+    if pool["match_blocks_asked"]:
+        asked, found = pool["match_blocks_asked"], pool["match_blocks_found"]
+        facts.append(
+            ("found", f"{show_percent(found, asked)} of {_plural(asked, 'block')} that were asked for")
+        )
     if pool["leases_shelved"]:
         shelved = _plural(pool["leases_shelved"], "lease")
         facts.append(("shelved", f"{shelved} published and not adopted yet: kvctl lease list"))

@@ -5,7 +5,9 @@ wait: one that is held back finds nothing, and its caller computes.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from kvd_daemon.access.gate import Gate
 from kvd_daemon.core import Matched, Pin
@@ -18,6 +20,14 @@ from .sessions import OpenSession
 NOTHING_FOUND = Matched(None, 0)
 
 
+@dataclass
+class LookedUp:
+    """Of one pool since the daemon started: blocks that matches asked for, and those of them they found."""
+
+    asked: int = 0
+    found: int = 0
+
+
 class Sharing:
     """A device's matches and pins."""
 
@@ -25,6 +35,7 @@ class Sharing:
         self._device = device
         self._gate = gate
         self._admission = admission
+        self.looked_up: defaultdict[str, LookedUp] = defaultdict(LookedUp)
 
     def require(self, opened: OpenSession, pool: str) -> None:
         """Raises PermissionDeniedError unless its tenant may use that pool."""
@@ -33,6 +44,12 @@ class Sharing:
     def match(self, opened: OpenSession, pool: str, hashes: Sequence[bytes], ttl_ns: int) -> Matched:
         """Raises what Device.match does, PermissionDeniedError. Where nothing is found, nothing happens."""
         self.require(opened, pool)
+        matched = self._match(opened, pool, hashes, ttl_ns)
+        self.looked_up[pool].asked += len(hashes)
+        self.looked_up[pool].found += matched.found
+        return matched
+
+    def _match(self, opened: OpenSession, pool: str, hashes: Sequence[bytes], ttl_ns: int) -> Matched:
         found = self._device.leading(opened.session_id, pool, hashes)
         if not found:
             return NOTHING_FOUND
@@ -72,6 +89,8 @@ class Sharing:
 
     def tick(self) -> None:
         """Now and then: what is due ends. Nothing due, so nothing is written down."""
+        for gone in self.looked_up.keys() - self._device.pools.keys():
+            del self.looked_up[gone]
         now_ns = time.monotonic_ns()
         if any(pin.expires_ns is not None and pin.expires_ns <= now_ns for pin in self._device.pins.values()):
             self._device.expire_pins(now_ns)

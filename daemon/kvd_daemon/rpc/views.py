@@ -14,6 +14,7 @@ from kvd_daemon.core.lease import LeaseState, Shelved
 from kvd_daemon.engine.compressions import Outcome
 from kvd_daemon.engine.engine import Engine
 from kvd_daemon.engine.inheritance import Recovery
+from kvd_daemon.engine.sharing import LookedUp
 
 
 def duration(ns: int) -> Duration:
@@ -65,6 +66,7 @@ def pool_status(engine: Engine, pool: Pool) -> pb.PoolStatus:
     counts = pool.counts
     waiting_calls, wanted_blocks = engine.admission.waiting_in(pool.name)
     leases = [lease for lease in map(engine.device.leases.__getitem__, pool.leases) if not lease.scratch]
+    looked_up = engine.sharing.looked_up.get(pool.name, LookedUp())
     pinned = [pin.blocks for pin in engine.device.pins.values() if pin.pool == pool.name]
     return pb.PoolStatus(
         pool=pool_view(pool),
@@ -89,6 +91,8 @@ def pool_status(engine: Engine, pool: Pool) -> pb.PoolStatus:
         spilled_bytes=engine.parking.spilled_bytes(pool),
         blocks_copied=sum(engine.device.copied_blocks(tier, pool.name) for tier in Tier),
         blocks_copied_on_disk=engine.device.copied_blocks(Tier.DISK, pool.name),
+        match_blocks_asked=looked_up.asked,
+        match_blocks_found=looked_up.found,
         blocks_pinned=np.unique(np.concatenate(pinned)).size if pinned else 0,
     )
 

@@ -2301,6 +2301,8 @@ class PoolStatus(google.protobuf.message.Message):
     SPILLED_BYTES_FIELD_NUMBER: builtins.int
     BLOCKS_COPIED_FIELD_NUMBER: builtins.int
     BLOCKS_COPIED_ON_DISK_FIELD_NUMBER: builtins.int
+    MATCH_BLOCKS_ASKED_FIELD_NUMBER: builtins.int
+    MATCH_BLOCKS_FOUND_FIELD_NUMBER: builtins.int
     blocks_free: builtins.int
     """Blocks nobody uses."""
     blocks_leased: builtins.int
@@ -2318,7 +2320,7 @@ class PoolStatus(google.protobuf.message.Message):
     leases: builtins.int
     """Live leases, scratch not counted."""
     compressions: builtins.int
-    """Compressions since the daemon started."""
+    """Compressions since the pool was made."""
     blocks_saved: builtins.int
     """Blocks they returned."""
     tokens_dropped: builtins.int
@@ -2345,6 +2347,10 @@ class PoolStatus(google.protobuf.message.Message):
     """Blocks that have, or had, copies in a tier: an evicted prefix is brought back from them."""
     blocks_copied_on_disk: builtins.int
     """Of those copies, how many lie on disk."""
+    match_blocks_asked: builtins.int
+    """Blocks that matches asked for since the daemon started."""
+    match_blocks_found: builtins.int
+    """Those of them that were here."""
     @property
     def pool(self) -> Global___Pool:
         """Name, geometry, totals."""
@@ -2375,9 +2381,11 @@ class PoolStatus(google.protobuf.message.Message):
         spilled_bytes: builtins.int = ...,
         blocks_copied: builtins.int = ...,
         blocks_copied_on_disk: builtins.int = ...,
+        match_blocks_asked: builtins.int = ...,
+        match_blocks_found: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pool", b"pool"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_copied", b"blocks_copied", "blocks_copied_on_disk", b"blocks_copied_on_disk", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_pinned", b"blocks_pinned", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "leases_shelved", b"leases_shelved", "leases_suspended", b"leases_suspended", "parked_bytes", b"parked_bytes", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "spilled_bytes", b"spilled_bytes", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes", "waiting_calls", b"waiting_calls", "wanted_blocks", b"wanted_blocks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks_cached", b"blocks_cached", "blocks_copied", b"blocks_copied", "blocks_copied_on_disk", b"blocks_copied_on_disk", "blocks_free", b"blocks_free", "blocks_leased", b"blocks_leased", "blocks_pinned", b"blocks_pinned", "blocks_quarantined", b"blocks_quarantined", "blocks_reserved", b"blocks_reserved", "blocks_saved", b"blocks_saved", "blocks_sealed", b"blocks_sealed", "compressions", b"compressions", "leases", b"leases", "leases_shelved", b"leases_shelved", "leases_suspended", b"leases_suspended", "match_blocks_asked", b"match_blocks_asked", "match_blocks_found", b"match_blocks_found", "parked_bytes", b"parked_bytes", "pool", b"pool", "populated_bytes", b"populated_bytes", "sink_blocks_locked", b"sink_blocks_locked", "spilled_bytes", b"spilled_bytes", "tokens_dropped", b"tokens_dropped", "total_bytes", b"total_bytes", "waiting_calls", b"waiting_calls", "wanted_blocks", b"wanted_blocks"]) -> None: ...
 
 Global___PoolStatus: typing_extensions.TypeAlias = PoolStatus
 
