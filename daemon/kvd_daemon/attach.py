@@ -99,7 +99,7 @@ class AttachServer:
             self._close(own[0])
         elif len(self._connections) >= MAX_CONNECTIONS:
             self._close_longest_silent()
-        task = asyncio.create_task(self._serve(connection))
+        task = self._engine.spawn(self._serve(connection))
         self._connections[task] = uid, pid
         task.add_done_callback(lambda done: self._connections.pop(done, None))
 

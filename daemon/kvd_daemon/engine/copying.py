@@ -24,6 +24,7 @@ class Copying:
         """Checksums of what is in the slots. Raises KernelWorkerUnavailableError, DeviceUnavailableError."""
         found = self._device.pools[pool]
         done = await self._copy(found, Stow(found.pool_id, source, slots), slots.size)
+        assert done.checksums.size == slots.size, "the kernel worker tells a checksum for each slot"
         return done.checksums
 
     async def fetch(

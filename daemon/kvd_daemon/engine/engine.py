@@ -30,7 +30,7 @@ from .health import Health
 from .inheritance import Inheritance
 from .leases import Leases
 from .parking import Parking
-from .pools import Pools
+from .pools import Backing, Pools
 from .pressing import Pressing
 from .probing import Probing
 from .requests import Requests
@@ -99,7 +99,8 @@ class Engine:
             self.sessions.adopt(self.device.sessions[session_id], pidfd)
         self._background = Background(self.health)
         tiers = self._tiers = Tiers(inheritance, self._kernel, worker, settings.spill_dir, self._background)
-        self.pools = Pools(self.device, memory, self._kernel, self.descriptors, tiers.arenas.values())
+        backing = Backing(memory, self.descriptors, tiers.arenas.values())
+        self.pools = Pools(self.device, backing, self._kernel, self.spawn)
         exhaustion = Exhaustion(self.device, self.sessions)
         self.admission = Admission(self.device, exhaustion)
         self.call_limits = CallLimits(self.device, self.gate)

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Collection
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from kvd.errors import KernelWorkerUnavailableError, KvdError
 from kvd.spec import KVSpec
@@ -28,23 +29,32 @@ def descriptors_of(pool: Pool) -> tuple[str, str]:
     return f"pool.{pool.pool_id}.bytes", f"pool.{pool.pool_id}.sidecar"
 
 
+@dataclass(frozen=True)
+class Backing:
+    """Who makes the memory of pools, who keeps its descriptors, and where slots of pools lie."""
+
+    memory: DeviceMemory
+    store: DescriptorStore
+    arenas: Collection[Arenas]
+
+
 class Pools:
     """A device's pools."""
 
     def __init__(
         self,
         device: Device,
-        memory: DeviceMemory,
+        backing: Backing,
         kernel: KernelClient,
-        store: DescriptorStore,
-        arenas: Collection[Arenas],
+        spawn: "Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]",
     ) -> None:
         """Pools that the device has already are those of a daemon before: their memory was adopted."""
         self._device = device
-        self._memory = memory
+        self._memory = backing.memory
         self._kernel = kernel
-        self._store = store
-        self._arenas = arenas
+        self._store = backing.store
+        self._arenas = backing.arenas
+        self._spawn = spawn
         self._populated_bytes: dict[str, int] = {}
         self._populating: dict[str, asyncio.Task[None]] = {}
         for pool in device.pools.values():
@@ -88,7 +98,7 @@ class Pools:
         self._populated_bytes[pool.name] = 0
         request = MapPool(pool.pool_id, asdict(spec), total, self._memory.kind, self._memory.uuid)
         self._kernel.map_pool(request, (memory.pool_fd, memory.sidecar_fd))
-        self._populating[pool.name] = asyncio.create_task(self._populate(pool.name, memory))
+        self._populating[pool.name] = self._spawn(self._populate(pool.name, memory))
         LOG.info("pool %s: %d blocks, %d bytes", pool.name, total, memory.pool_bytes)
 
     def drop(self, name: str, with_pins: bool) -> None:
