@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from kvd_demo.demo import document_screen, pool_screen, stream_screen
+from kvd_demo.demo import document_screen, handing_screen, pool_screen, stream_screen
 from kvd_demo.demo.running import DemoError, Kvd
 from kvd_demo.fetch import MaterialUnavailableError
 from kvd_demo.prose import prose
@@ -56,10 +56,12 @@ def _run(console: Console) -> None:
         console.print(f"{kvd.ready_line}  ({kvd.start_seconds:.1f} s)")
         prompt_file = str(kvd.run_dir / "prompt.npz")
         _part(console, "1  A long document is read once, then pruned in seven ways")
-        document_screen.show(console, kvd, prompt_file)
-        _part(console, "2  A text without end, in constant memory")
+        document = document_screen.show(console, kvd, prompt_file)
+        _part(console, "2  Read by one process, answered by another")
+        handing_screen.show(console, kvd, document)
+        _part(console, "3  A text without end, in constant memory")
         stream_screen.show(console, kvd)
-        _part(console, "3  How many sessions fit")
+        _part(console, "4  How many sessions fit")
         pool_screen.show(console, kvd, prompt_file)
     console.print(Panel(NEXT, title="where to go next", title_align="left", border_style="dim"))
 

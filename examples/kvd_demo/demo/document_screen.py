@@ -26,6 +26,7 @@ class DocumentScreen:
     tokens_read: int = 0
     rows: list[Event] = field(default_factory=list)
     busy_with: str = "loading SmolLM2-135M"
+    read_seconds: float = 0.0
 
     def take(self, event: Event) -> None:
         """One thing more is known."""
@@ -36,6 +37,8 @@ class DocumentScreen:
             self.tokens_read = event["tokens"]
         elif kind == "compressing":
             self.busy_with = event["name"]
+        elif kind == "published":
+            self.read_seconds = event["read_seconds"]
         else:
             self.rows.append(event)
             self.busy_with = "answering"
@@ -66,7 +69,7 @@ class DocumentScreen:
         return table
 
     def _cells(self, row: Event) -> list[Text]:
-        answer = self._answer(row["text"])
+        answer = self.answer(row["text"])
         if row["event"] == "dense":
             return [Text("dense"), self._bar(row["blocks"], row["blocks"]), *[Text("")] * 3, answer]
         moved = f"{row['blocks_after'] * self.block_bytes / MIB:.1f} MiB"
@@ -84,7 +87,8 @@ class DocumentScreen:
         rest = self.bar_cells - cells
         return Text.assemble(f"{after:4} ", ("█" * cells, "cyan"), ("·" * rest, "dim"))
 
-    def _answer(self, text: str) -> Text:
+    def answer(self, text: str) -> Text:
+        """With whether it is the right one."""
         text = text.replace("<|im_end|>", "")
         right = text == self.prompt["answer"]
         return Text.assemble((text, ""), ("  right" if right else "  wrong", "green" if right else "red"))
@@ -103,8 +107,8 @@ class DocumentScreen:
         return Text.assemble((found, "bold"), span, (warning, "dim"))
 
 
-def show(console: Console, kvd: Kvd, prompt_file: str) -> None:
-    """Run the reader and show what it tells."""
+def show(console: Console, kvd: Kvd, prompt_file: str) -> "DocumentScreen":
+    """Run the reader and show what it tells, which is the answer too."""
     screen = DocumentScreen(BAR_CELLS if console.width >= NARROW_COLUMNS else 0)
     with Worker(kvd, "reader", prompt_file) as reader, Live(screen, console=console, refresh_per_second=8):
         for event in reader.events():
@@ -114,3 +118,4 @@ def show(console: Console, kvd: Kvd, prompt_file: str) -> None:
         screen.busy_with = "done"
     console.print()
     console.print(screen.verdict())
+    return screen

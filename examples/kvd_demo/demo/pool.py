@@ -12,6 +12,8 @@ CALL_TIMEOUT_S = 120.0  # a busy machine takes its time to start the kernel work
 PROMPT_TOKENS = 2000
 STREAM_TOKENS = 3584
 WINDOW_TOKENS = 508
+HANDED_OVER = ("all of it", "pruned by Span")  # keys of what the reader publishes
+SHELF_S = 600.0  # seconds; whoever adopts it loads a model first
 KEEP = 0.16  # of the prompt's tokens, under every policy
 
 

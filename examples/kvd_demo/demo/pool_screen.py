@@ -1,4 +1,4 @@
-"""Parts 3 and 4 on the screen: who holds which block of the pool."""
+"""Parts 4 and 5 on the screen: who holds which block of the pool."""
 
 import time
 from collections import Counter
@@ -80,7 +80,7 @@ def _fill(console: Console, kvd: Kvd, ana: Worker, ben: Worker) -> str:
 
 def _crash(console: Console, kvd: Kvd, ana: Worker, ben: Worker, fingerprint: str) -> None:
     console.print()
-    console.rule("[bold]4  A worker is killed", align="left", style="dim")
+    console.rule("[bold]5  A worker is killed", align="left", style="dim")
     screen = PoolScreen(kvd)
     blocks, free = screen.held_by("ben"), kvd.pool().blocks_free
     killed = time.monotonic()

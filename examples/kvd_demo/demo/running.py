@@ -112,8 +112,8 @@ class Worker(AbstractContextManager["Worker"]):
         if self._process.wait() != 0 or until is not None:
             raise DemoError(f"a worker failed:\n{self._log.read_text()[-2000:]}")
 
-    def order(self, word: str, until: str) -> Iterator[Event]:
-        """Give it an order and hear what it tells up to the event `until`."""
+    def order(self, word: str, until: str | None) -> Iterator[Event]:
+        """Give it an order and hear what it tells, as `events`."""
         assert self._process.stdin is not None
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()

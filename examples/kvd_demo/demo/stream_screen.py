@@ -1,4 +1,4 @@
-"""Part 2 on the screen: a text without end."""
+"""Part 3 on the screen: a text without end."""
 
 import math
 from dataclasses import dataclass, field
