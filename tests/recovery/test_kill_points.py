@@ -85,6 +85,19 @@ def test_a_lease_is_revoked_once(armed: ArmedKvd, point: str, capsys: pytest.Cap
             lease.check()
 
 
+def test_what_an_operator_changes_is_looked_for_until_a_daemon_answers(
+    armed: ArmedKvd, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kvctl(armed, "pool", "create", "new", *GEOMETRY)
+    with kvd_client.connect(armed.kvd.run_dir, timeout=PATIENCE_S) as client:
+        lease = client.pool("kept").lease()
+        os.kill(armed.kvd.daemon_pid(), signal.SIGKILL)
+        kvctl(armed, "lease", "revoke", str(lease.lease_id))
+        os.kill(armed.kvd.daemon_pid(), signal.SIGKILL)
+        kvctl(armed, "pool", "drop", "new")
+    assert "dropped" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("point", SNAPSHOT_POINTS)
 def test_a_snapshot_that_was_not_finished_costs_nothing(armed: ArmedKvd, point: str) -> None:
     with armed.dying_at(point):

@@ -153,7 +153,9 @@ def revoke(args: Namespace, output: Output) -> int:
     what = f"lease {args.lease_id}"
     fleet = fleet_of(args)
     device, _ = fleet.ask_holder(
-        what, lambda to: to.admin.GetLease(pb.GetLeaseRequest(lease_id=args.lease_id), timeout=to.timeout_s)
+        what,
+        lambda to: to.admin.GetLease(pb.GetLeaseRequest(lease_id=args.lease_id), timeout=to.timeout_s),
+        insist=True,
     )
     request = pb.RevokeLeaseRequest(lease_id=args.lease_id, cause=args.cause, request_id=new_request_id())
     _, answer = fleet.only(device).ask_holder(

@@ -32,7 +32,7 @@ def list_pins(args: Namespace, output: Output) -> int:
 def drop(args: Namespace, output: Output) -> int:
     """Raises PinNotFoundError."""
     what, fleet = f"pin {args.pin_id}", fleet_of(args)
-    device, _ = fleet.ask_holder(what, lambda to: _found(to, args.pin_id))
+    device, _ = fleet.ask_holder(what, lambda to: _found(to, args.pin_id), insist=True)
     request = pb.DropPinRequest(pin_id=args.pin_id, request_id=new_request_id())
     _, answer = fleet.only(device).ask_holder(
         what, lambda to: to.admin.DropPin(request, timeout=to.timeout_s), insist=True

@@ -191,7 +191,9 @@ def drop(args: Namespace, output: Output) -> int:
     fleet = fleet_of(args)
     what = f"pool {args.name}"
     device, held = fleet.ask_holder(
-        what, lambda to: to.pools.GetPool(pb.GetPoolRequest(name=args.name), timeout=to.timeout_s)
+        what,
+        lambda to: to.pools.GetPool(pb.GetPoolRequest(name=args.name), timeout=to.timeout_s),
+        insist=True,
     )
     request = pb.DropPoolRequest(name=args.name, request_id=new_request_id(), with_pins=args.with_pins)
     fleet.only(device).ask_holder(
