@@ -111,6 +111,10 @@ class Room:
         return sum(map(self.admission.waiting_calls_of, ("red", "blue", "green")))
 
 
+def play(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(story)
+
+
 async def settled() -> None:
     for _ in range(TURNS):
         await asyncio.sleep(0)

@@ -1,8 +1,6 @@
 """Who gets blocks next, told in small stories."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
@@ -12,11 +10,7 @@ from kvd_daemon.core import Quota
 from kvd_daemon.engine.admission import MAX_WAITING_CALLS
 from kvd_daemon.engine.events import Pressure
 
-from .room import LONG_S, Room, settled, started
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
+from .room import LONG_S, Room, play, settled, started
 
 
 def test_a_call_waits_until_blocks_come_back() -> None:
@@ -111,37 +105,6 @@ def test_a_caller_that_leaves_lets_those_behind_it_pass_and_leaves_no_trace() ->
         assert room.waiting() == 0
         assert len(room.device.leases) == 2
         room.device.check()
-
-    play(story())
-
-
-def test_leases_that_grow_pass_a_waiting_call_by_no_more_blocks_than_it_wants() -> None:
-    async def story() -> None:
-        room = Room(blocks=61)
-        growing = await room.lease("ann", 1)
-        first, second = await room.lease("dan", 10), await room.lease("dan", 30)
-        waiting = await started(room.lease("cat", 25, LONG_S))
-        await room.extend([growing], 19)
-        room.release(first)
-        await room.extend([growing], 6)
-        with pytest.raises(e.PoolExhaustedError, match=r"4 free, and others come first"):
-            await room.extend([growing], 1)
-        room.release(second)
-        assert len((await waiting).blocks) == 25
-        await room.extend([growing], 1)
-
-    play(story())
-
-
-def test_a_growing_lease_does_not_overtake_another_one() -> None:
-    async def story() -> None:
-        room = Room()
-        first, second = await room.lease("ann", 14), await room.lease("cat", 14)
-        waiting = await started(room.extend([first], 5, LONG_S))
-        with pytest.raises(e.PoolExhaustedError, match="calls in line: 1"):
-            await room.extend([second], 1)
-        room.release(second)
-        await waiting
 
     play(story())
 

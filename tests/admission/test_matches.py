@@ -1,8 +1,6 @@
 """Who wakes cached blocks takes them from those who wait for blocks, and stands behind them."""
 
-import asyncio
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,7 +9,7 @@ from kvd_daemon.access.gate import Gate, Guarding
 from kvd_daemon.core import Lease, Progress, Quota
 from kvd_daemon.engine.sharing import Sharing
 
-from .room import LONG_S, Room, settled, started
+from .room import LONG_S, Room, play, settled, started
 
 NAMES = [bytes([depth]) * 32 for depth in range(20)]
 HOST_BYTES = 1 << 20
@@ -37,10 +35,6 @@ class Cached(Room):
 
     def found(self, who: str = "cat", names: Sequence[bytes] = NAMES) -> int:
         return self.sharing.match(self.holders[who], "pool", names, MATCH_TTL).found
-
-
-def play(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(story)
 
 
 def test_a_match_that_would_take_what_others_wait_for_finds_nothing() -> None:

@@ -7,7 +7,7 @@ These may pass:
 * a call that fits into what its own tenant is guaranteed, since nobody else can have those blocks;
 * a scratch lease, since it serves a compression, which gives blocks back;
 * a lease that grows, past leases that are to be: sequences under way end sooner if they may go on. But past
-  each waiting call go no more blocks than it wants itself.
+  the first waiting call go no more blocks than it wants itself, and no growing lease passes another one.
 
 Waiting happens outside of everything that remembers requests: a caller that leaves the line leaves no trace.
 """
@@ -86,7 +86,7 @@ class Shortage:
 
 @dataclass(frozen=True)
 class Heads:
-    """The first waiting call in each way: for a pool, for scratch in a pool, within a tenant's maximum."""
+    """The first waiting calls of some kind: for a pool, for scratch in it, within a tenant's maximum."""
 
     pools: dict[str, Waiter] = field(default_factory=dict)
     scratch: dict[str, Waiter] = field(default_factory=dict)
@@ -114,6 +114,24 @@ class Heads:
         return found
 
 
+@dataclass(frozen=True)
+class Front:
+    """The heads of all waiting calls, and those of leases that grow: what may pass the former stops there."""
+
+    heads: Heads = field(default_factory=Heads)
+    growing: Heads = field(default_factory=Heads)
+
+    def add(self, waiter: Waiter) -> None:
+        self.heads.add(waiter)
+        if waiter.asker.growing:
+            self.growing.add(waiter)
+
+    def before(self, asker: Asker, tenant: int) -> list[tuple[Waiter, Needs]]:
+        """As `Heads.before`."""
+        found = self.heads.before(asker, tenant)
+        return found + self.growing.before(asker, tenant) if asker.growing else found
+
+
 class Admission:
     """Of one device. Everything happens in the event loop's thread."""
 
@@ -121,7 +139,7 @@ class Admission:
         self._device = device
         self._exhaustion = exhaustion
         self._line: dict[Waiter, None] = {}
-        self._heads = Heads()
+        self._front = Front()
         self._is_due = False
         self._is_closed = False
         self._on_waiting: Callable[[], None] = lambda: None
@@ -153,7 +171,7 @@ class Admission:
 
     async def _wait(self, waiter: Waiter) -> Any:
         self._line[waiter] = None
-        self._heads.add(waiter)
+        self._front.add(waiter)
         try:
             self._on_waiting()
             await asyncio.wait([waiter.answer], timeout=min(waiter.asker.wait_ns, MAX_WAIT_NS) / 1e9)
@@ -205,7 +223,7 @@ class Admission:
     def _passed(self, asker: Asker) -> list[Waiter]:
         """The waiting calls that `asker` may pass. Raises if it may not pass one of those in its way."""
         passed = []
-        for head, contested in self._heads.before(asker, self._device.tenants[asker.tenant]):
+        for head, contested in self._front.before(asker, self._device.tenants[asker.tenant]):
             if not head.lets_pass(asker):
                 raise self._behind(asker, contested)
             passed.append(head)
@@ -236,10 +254,10 @@ class Admission:
 
     def _walk(self) -> None:
         """Ask again for everyone whose turn it may be."""
-        self._is_due, self._heads = False, Heads()
+        self._is_due, self._front = False, Front()
         for waiter in list(self._line):
             if self._stays(waiter):
-                self._heads.add(waiter)
+                self._front.add(waiter)
             else:
                 del self._line[waiter]
 
@@ -259,7 +277,7 @@ class Admission:
         return False
 
     def _is_held_back(self, waiter: Waiter) -> bool:
-        for head, contested in self._heads.before(waiter.asker, self._device.tenants[waiter.asker.tenant]):
+        for head, contested in self._front.before(waiter.asker, self._device.tenants[waiter.asker.tenant]):
             if not head.lets_pass(waiter.asker):
                 waiter.is_over_quota = not contested
                 return True
@@ -296,8 +314,9 @@ class Admission:
     def shortages(self) -> list[tuple[str, list[Shortage]]]:
         """What the calls that are first in line lack, each with its tenant; less than all helps none."""
         self._walk_if_due()
-        heads = [*self._heads.pools.values(), *self._heads.scratch.values(), *self._heads.tenants.values()]
-        first = [waiter.asker for waiter in dict.fromkeys(heads) if not self._is_hopeless(waiter.asker)]
+        heads = self._front.heads
+        waiters = [*heads.pools.values(), *heads.scratch.values(), *heads.tenants.values()]
+        first = [waiter.asker for waiter in dict.fromkeys(waiters) if not self._is_hopeless(waiter.asker)]
         return [(asker.tenant, self._lacking(asker)) for asker in first]
 
     def _lacking(self, asker: Asker) -> list[Shortage]:
@@ -321,7 +340,7 @@ class Admission:
                 DeviceUnavailableError("the daemon drains, so waiting for blocks ends; lease elsewhere")
             )
         self._line.clear()
-        self._heads = Heads()
+        self._front = Front()
 
     def open(self) -> None:
         self._is_closed = False
