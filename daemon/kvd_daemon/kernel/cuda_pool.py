@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import mmap
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +25,8 @@ from kvd_daemon.kernel.messages import IntArray, LeaseAt, QueriesAt, no_ids
 class CudaPool(MappedPool):
     """Owns the mapping of one pool. Its planes are arrays at addresses of the GPU: only kernels may look.
 
-    The sidecar is host memory, registered so that kernels reach it.
+    The sidecar is host memory, registered so that kernels reach it. So is the buffer by which blocks come and
+    go: its pages are pinned, and the GPU copies there itself.
     """
 
     def __init__(
@@ -45,6 +47,12 @@ class CudaPool(MappedPool):
     def _mapped(self, pool_fd: int, byte_count: int) -> Any:
         self._device: Mapping = self._map(self._kernels.gpu, pool_fd, byte_count)
         return (ctypes.c_uint8 * byte_count).from_address(self._device.address)
+
+    def _bounced(self, byte_count: int) -> Any:
+        buffer = mmap.mmap(-1, byte_count)
+        address = np.frombuffer(buffer, np.uint8).ctypes.data
+        self._pinned = RegisteredMemory(self._kernels.gpu, address, byte_count, buffer)
+        return buffer
 
     def queries(self, at: QueriesAt) -> WindowQueries | None:
         """See MappedPool; they stay in the scratch blocks."""
@@ -85,9 +93,8 @@ class CudaPool(MappedPool):
 
     def _move(self, source: int, target: int, byte_count: int) -> None:
         """By way of this process: a block is small, and it happens once a fork."""
-        bounce = (ctypes.c_uint8 * byte_count)()
-        self._device.read(source, ctypes.addressof(bounce), byte_count)
-        self._device.write(target, ctypes.addressof(bounce), byte_count)
+        self._device.read(source, self.bounce.ctypes.data, byte_count)
+        self._device.write(target, self.bounce.ctypes.data, byte_count)
 
     def populate(self, offset: int, byte_count: int) -> None:
         """GPU memory is there from the start."""

@@ -14,6 +14,7 @@ from kvd_cuda.backend import Backend
 from kvd_cuda.dtypes import storage_of
 from kvd_cuda.planes import KVPlanes
 from kvd_cuda.queries import WindowQueries
+from kvd_daemon.core.tiers import content_bytes
 from kvd_daemon.kernel.budgets import SCRUB_STEP_BYTES
 from kvd_daemon.kernel.messages import IntArray, LeaseAt, QueriesAt
 
@@ -40,12 +41,18 @@ class MappedPool:
         self.scores: npt.NDArray[np.float32] = np.ndarray(shape, np.float32, self._sidecar, scores_at)
         self._flat: npt.NDArray[np.uint8] = np.frombuffer(self._bytes, np.uint8)
         planes = [spec.planes(layer, blocks_total) for layer in range(spec.layers)]
+        self.bounce: npt.NDArray[np.uint8] = np.frombuffer(self._bounced(content_bytes(spec)), np.uint8)
+        """One slot's content, on its way: the jobs of a kernel worker come one after the other."""
         self._k = [self._plane(k) for k, _ in planes]
         self._v = [self._plane(v) for _, v in planes]
 
     def _mapped(self, pool_fd: int, byte_count: int) -> Any:
         """A buffer."""
         return mmap.mmap(pool_fd, byte_count)
+
+    def _bounced(self, byte_count: int) -> Any:
+        """A buffer."""
+        return mmap.mmap(-1, byte_count)
 
     def _plane(self, plane: Plane) -> npt.NDArray[Any]:
         """[blocks, block_size, kv_heads, head_dim] in the dtype's storage."""

@@ -10,7 +10,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from kvd_daemon.core.tiers import content_bytes, slot_bytes
+from kvd_daemon.core.tiers import slot_bytes
 from kvd_daemon.kernel.mapped_pool import MappedPool
 from kvd_daemon.kernel.messages import Checksums, IntArray
 
@@ -21,7 +21,7 @@ def stow(
     pool: MappedPool, source: IntArray, slots: IntArray, arena: int, on_step: Callable[[], None]
 ) -> Checksums:
     """Checksums of what went from blocks into slots. Raises OSError where memory is short."""
-    buffer, stride = _buffer(pool), slot_bytes(pool.spec)
+    buffer, stride = pool.bounce, slot_bytes(pool.spec)
     checksums = np.zeros(slots.size, np.uint32)
     for index, (block, slot) in enumerate(zip(source.tolist(), slots.tolist(), strict=True)):
         pool.read_block(block, buffer)
@@ -40,7 +40,7 @@ def fetch(
     on_step: Callable[[], None],
 ) -> IntArray:
     """From slots into blocks; answers indices of damaged slots, whose blocks stay as they are."""
-    buffer, stride = _buffer(pool), slot_bytes(pool.spec)
+    buffer, stride = pool.bounce, slot_bytes(pool.spec)
     damaged = []
     for index, (slot, block) in enumerate(zip(slots.tolist(), destination.tolist(), strict=True)):
         if read_all(arena, buffer, slot * stride) and crc32(buffer.data) == checksums[index]:
@@ -49,10 +49,6 @@ def fetch(
             damaged.append(index)
         on_step()
     return np.array(damaged, np.int32)
-
-
-def _buffer(pool: MappedPool) -> Buffer:
-    return np.zeros(content_bytes(pool.spec), np.uint8)
 
 
 def write_all(fd: int, content: Buffer, offset: int) -> None:
