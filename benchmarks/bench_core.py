@@ -1,4 +1,4 @@
-"""What the state machine alone costs: no wire, no clock, no disk.
+"""What the state machine alone costs, and hashing a prompt: no wire, no clock, no disk.
 
     python benchmarks/bench_core.py --json benchmarks/results/core.json [--rounds 2000]
 
@@ -20,7 +20,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvd.spec import KVSpec
+from kvd_client import prefix
 from kvd_daemon.core import Device, Lease, LeaseWish, Progress, SessionIdentity
 
 BLOCK_SIZE = 16  # tokens
@@ -31,6 +34,7 @@ SCATTERED = (40_000, (1, 64, 1024))  # blocks of a pool of which every second on
 LIVE_BLOCKS = 2  # of a live lease; holes between them are as large
 LEASES_PER_CALL = 1000  # below the core's limit
 BATCHES = 8  # the least of their medians counts
+HASHED_TOKENS, VOCABULARY = 1 << 20, 128_000
 NOW_NS, TTL_NS = 0, 1 << 62
 SESSION = "bench"
 
@@ -102,7 +106,18 @@ def measure(rounds: int) -> dict[str, Any]:
     blocks, wanted_blocks = SCATTERED
     alone = Bed.made(blocks, blocks // 2 - 16, live_blocks=1)  # the reserve of 16 stays one run
     scattered = [row(alone, wanted, max(1, rounds // wanted)) for wanted in wanted_blocks]
-    return {"growth": growth, "scattered": scattered}
+    return {"growth": growth, "scattered": scattered, "hashing": [hashing()]}
+
+
+def hashing() -> dict[str, Any]:
+    """What the client library needs for the prefix hashes of a prompt."""
+    tokens, spent = np.arange(HASHED_TOKENS) % VOCABULARY, list[float]()
+    for _ in range(BATCHES):
+        began = time.perf_counter()
+        prefix.hashes(tokens, BLOCK_SIZE, "model")
+        spent.append(time.perf_counter() - began)
+    best = HASHED_TOKENS / min(spent) / 1e6
+    return {"tokens": HASHED_TOKENS, "block_size": BLOCK_SIZE, "million_tokens_per_second": round(best, 1)}
 
 
 def main() -> None:
@@ -118,7 +133,7 @@ def main() -> None:
     results = {"about": about, "rounds": args.rounds, **measure(args.rounds)}
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(results, indent=2) + "\n")
-    for name in ("growth", "scattered"):
+    for name in ("growth", "scattered", "hashing"):
         print(name)
         for line in results[name]:
             print("  ".join(f"{key} {value:>9}" for key, value in line.items()))

@@ -51,10 +51,8 @@ class Takings:
         request = self._adoptions.pop(key, None)
         if request is None:
             request = pb.AdoptRequest(request_id=new_request_id(), pool=pool, pool_id=pool_id, key=key)
-        method, deadline = (
-            self._session.share_service.Adopt,
-            self._session.deadline(self._session.timeout_s + wait_s),
-        )
+        method = self._session.share_service.Adopt
+        deadline = self._session.deadline(self._session.timeout_s + wait_s)
         try:
             answer: pb.AdoptResponse = self._make(method, request, deadline, wait_s)
         except (DeadlineExceededError, DeviceUnavailableError):

@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-from tests.running_kvd import RunningKvd, command_of, eventually
+from tests.running_kvd import RunningKvd, command_of, eventually, running_kvd
+
+
+def started(folder: Path, host_tier: str, disk_tier: str) -> Iterator[RunningKvd]:
+    """A kvd with both tiers, which leaves nothing on disk."""
+    (folder / "spill").mkdir()
+    tiers = ("--host-tier", host_tier, "--spill-dir", str(folder / "spill"), "--spill-size", disk_tier)
+    with running_kvd(folder, *tiers) as running:
+        yield running
+    assert list((folder / "spill").iterdir()) == [], "nothing is left on disk"
 
 
 def disk_worker(kvd: RunningKvd) -> psutil.Process:

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 from tests.client.daemon import Daemon
-from tests.running_kvd import PATIENCE_S, RunningKvd, eventually, running_kvd
+from tests.running_kvd import PATIENCE_S, RunningKvd, eventually
 
 import kvd_client
 from kvd_client.cli import main
 from kvd_daemon.core.tiers import slot_bytes
 
 from .contents import Contents, assert_same, flip_byte, prefill, spec
-from .disks import disk_file, disk_worker, kill, slot_files, stopped
+from .disks import disk_file, disk_worker, kill, slot_files, started, stopped
 from .prompts import BLOCK, BLOCKS, PROMPT, assert_begins, evict, prompt, sealed
 
 HOST_TIER, DISK_TIER = "128KiB", "512KiB"  # ten slots and forty-two: half a prompt, and two
@@ -25,12 +25,7 @@ WHOLE = len(PROMPT) - 1
 @pytest.fixture(scope="module")
 def spilling_kvd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningKvd]:
     """One for all tests of this module."""
-    folder = tmp_path_factory.mktemp("kvd")
-    (folder / "spill").mkdir()
-    tiers = ("--host-tier", HOST_TIER, "--spill-dir", str(folder / "spill"), "--spill-size", DISK_TIER)
-    with running_kvd(folder, *tiers) as running:
-        yield running
-    assert list((folder / "spill").iterdir()) == [], "nothing is left on disk"
+    yield from started(tmp_path_factory.mktemp("kvd"), HOST_TIER, DISK_TIER)
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import numpy as np
 import psutil
 import pytest
 from tests.client.daemon import Daemon
-from tests.running_kvd import PATIENCE_S, RunningKvd, eventually, running_kvd
+from tests.running_kvd import PATIENCE_S, RunningKvd, eventually
 
 import kvd_client
 from kvd_client import SnapKV
 
 from .contents import Contents, assert_same, flip_byte, overwrite, prefill, spec
-from .disks import disk_file, disk_worker, stopped
+from .disks import disk_file, disk_worker, started, stopped
 
 TOKENS = 160  # of a lease: 10 blocks, 120 KiB in slots
 HOST_TIER, DISK_TIER = "512KiB", "2MiB"  # four such leases, and sixteen
@@ -24,12 +24,7 @@ HOST_TIER, DISK_TIER = "512KiB", "2MiB"  # four such leases, and sixteen
 @pytest.fixture(scope="module")
 def spilling_kvd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningKvd]:
     """One for all tests of this module."""
-    folder = tmp_path_factory.mktemp("kvd")
-    (folder / "spill").mkdir()
-    tiers = ("--host-tier", HOST_TIER, "--spill-dir", str(folder / "spill"), "--spill-size", DISK_TIER)
-    with running_kvd(folder, *tiers) as running:
-        yield running
-    assert list((folder / "spill").iterdir()) == [], "nothing is left on disk"
+    yield from started(tmp_path_factory.mktemp("kvd"), HOST_TIER, DISK_TIER)
 
 
 @pytest.fixture
