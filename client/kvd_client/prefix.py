@@ -31,7 +31,7 @@ def hashes(tokens: Any, block_size: int, namespace: str = "") -> list[bytes]:
     namespace  whatever makes the same tokens another sequence of keys and values: model revision, adapter,
                system of rotation. Tenants and pools need not be named: the daemon keeps those apart itself.
 
-    SHA-256, about 25 M tokens a second at 16 tokens a block: blake2b takes as long there and longer beyond.
+    SHA-256, about 24 M tokens a second at 16 tokens a block: blake2b takes as long there and longer beyond.
     Raises InvalidArgumentError.
     """
     step = TOKEN_BYTES * whole("block_size", block_size, 1, MAX_BLOCK_SIZE)
